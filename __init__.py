@@ -1,0 +1,39 @@
+"""RadixLM: a runtime for programs of language-model calls. `import radixlm as rx`.
+
+The names below are looked up when they are first used, so that importing the package (or any of its
+torch-free modules) never imports torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .runtime.config import EngineConfig
+    from .runtime.engine import Engine
+    from .runtime.sampling_params import SamplingParams
+    from .runtime.types import Completion
+
+__version__ = "0.1.0"
+
+__all__ = ["Completion", "Engine", "EngineConfig", "SamplingParams"]
+
+_HOME = {
+    "Completion": ".runtime.types",
+    "Engine": ".runtime.engine",
+    "EngineConfig": ".runtime.config",
+    "SamplingParams": ".runtime.sampling_params",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(_HOME[name], __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

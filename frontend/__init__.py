@@ -1,0 +1,1 @@
+"""The language for programs of model calls. Built in a later release."""

@@ -1,0 +1,93 @@
+"""The op table for a CPU, in plain torch.
+
+`cpu_ops` fills it. With `deterministic` every op gives a query's bits independent of its batch mates, its
+chunk and what the cache held: linears are packed and padded (cpu_linear.py), attention runs on fixed tiles
+and fixed splits (cpu_attention.py), and the other ops are made of steps whose result does not depend on where
+in memory, or on which thread, a number lies. Whether this processor can do so is found by trying when the
+table is made and when a weight is packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from .cpu_attention import CpuAttention
+from .cpu_flash import find_tile
+from .cpu_linear import NotDeterministic, pack_linear
+from .ops import Ops
+from .plan import PlanOptions
+
+__all__ = ["NotDeterministic", "cpu_ops"]
+
+SPLIT_TOKENS = 128
+"""Where keys are cut in deterministic mode. 64 and 256 were slower over chunks and tails together."""
+
+
+def cpu_ops(num_heads: int, num_kv_heads: int, head_dim: int, *, deterministic: bool) -> Ops:
+    """The table for a model of these heads.
+
+    With `deterministic`, this and the table's pack_linear raise NotDeterministic if that cannot be had here.
+    """
+    if num_heads % num_kv_heads:
+        raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}")
+    tile = None
+    if deterministic:
+        tile = find_tile(num_heads // num_kv_heads, head_dim, SPLIT_TOKENS)
+        if tile is None:
+            raise NotDeterministic("no tile of the attention op gives the same bits in every batch here")
+    attention = CpuAttention(num_heads, num_kv_heads, tile)
+    return Ops(
+        name="cpu",
+        plan_options=PlanOptions(split_tokens=SPLIT_TOKENS if deterministic else None),
+        pack_linear=partial(pack_linear, steady=deterministic),
+        embed=lambda table, ids: table.index_select(0, ids),
+        rms_norm=_rms_norm,
+        add_rms_norm=_add_rms_norm,
+        rope=_rope,
+        silu_mul=_silu_mul,
+        kv_write=_kv_write,
+        copy_pages=_copy_pages,
+        prepare=attention.prepare,
+        attend=attention.attend,
+    )
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    total = x + residual
+    return _rms_norm(total, weight, eps), total
+
+
+def _rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    turned = x * cos[:, None]
+    return turned.addcmul_(x.roll(x.shape[-1] // 2, -1), sin[:, None])
+
+
+def _silu_mul(gate_up: Tensor) -> Tensor:
+    """gate / (1 + exp(-gate)) * up, step by step.
+
+    torch's silu takes another exponential for the last few numbers of a thread's share of a large tensor, so
+    its bits depend on the number of rows; torch.exp takes the same one everywhere.
+    """
+    gate, up = gate_up.chunk(2, dim=-1)
+    divisor = gate.neg().exp_().add_(1.0)
+    return torch.div(gate, divisor, out=divisor).mul_(up)
+
+
+def _kv_write(k_pages: Tensor, v_pages: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
+    page_size = k_pages.shape[2]
+    page, offset = slots // page_size, slots % page_size
+    k_pages[page, :, offset] = k
+    v_pages[page, :, offset] = v
+
+
+def _copy_pages(pool: Tensor, sources: Sequence[int], targets: Sequence[int]) -> None:
+    for source, target in zip(sources, targets, strict=True):
+        pool[:, target] = pool[:, source]

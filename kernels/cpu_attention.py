@@ -1,0 +1,311 @@
+"""Attention over the tree on a CPU: a plan's segments as few calls of one exact op, then one merge.
+
+Queries of a group of heads that share a key head are folded into the rows of one product (cpu_flash.py), so
+a shared segment is one product for all its rows. Segments of equal shape run as one batch; tails of
+different lengths are padded and masked.
+
+With a tile, every product has rows in multiples of it, and keys come in splits at fixed positions: then a
+query's bits do not depend on what it is batched with. What must hold: a plan with split_tokens for a tile.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .cpu_flash import KEY_MULTIPLE, Tile, flash, product
+from .ops import PreparedPlan
+from .plan import AttentionPlan, Ints
+
+PADDING_LIMIT = 1.3
+"""Tails share a batch while padding costs at most this factor in key reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call of the op: `batch` items of `count` queries each over `keys` slots each.
+
+    queries: a slice where all items have the same queries (they are then expanded), else (batch * count)
+    indices. pages (batch, pages). tokens (batch): how many of an item's keys count, the rest being padding.
+    mask (batch or 1, 1, rows or 1, keys) or None. causal: a square without a mask. partials: where the
+    outputs go, (batch * count) indices or a slice.
+    """
+
+    count: int
+    batch: int
+    queries: slice | Tensor
+    pages: Ints
+    keys: int
+    tokens: Ints
+    partials: slice | Tensor
+    mask: Tensor | None = None
+    causal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where a call's keys and values lie: rows of `_page_rows`, and which gathered slots are padding."""
+
+    page_rows: Tensor
+    padding: Tensor | None
+
+
+@dataclass(slots=True)
+class CpuPlan:
+    """A plan as calls, for one grouping of heads; lowered once a step and used by every layer.
+
+    merge: for each level a (num_queries) index of partials, num_partials standing for 'nothing'; empty where
+    the partials are the outputs. sources: one a call, for pages of `layout`; found at the first layer.
+    """
+
+    scale: float
+    page_size: int
+    num_queries: int
+    num_partials: int
+    calls: list[_Call]
+    merge: list[Tensor]
+    layout: tuple[int, int] | None = None
+    sources: tuple[_Source, ...] = ()
+
+
+class CpuAttention:
+    """`prepare` and `attend` of the op table. `tile` None: bits may depend on batch mates, values do not."""
+
+    def __init__(self, num_heads: int, num_kv_heads: int, tile: Tile | None) -> None:
+        self._kv_heads = num_kv_heads
+        self._group = num_heads // num_kv_heads
+        self._tile = tile
+
+    def prepare(self, plan: AttentionPlan) -> CpuPlan:
+        calls = [*_whole_calls(plan), *_masked_calls(plan, self._group, self._tile), *_tail_calls(plan)]
+        nothing = plan.num_partials
+        is_final = len(plan.merge) == 1 and bool((plan.merge[0] == np.arange(plan.num_queries)).all())
+        levels = [] if is_final else [np.where(level < 0, nothing, level) for level in plan.merge]
+        merge = [torch.from_numpy(level.astype(np.int64)) for level in levels]
+        return CpuPlan(plan.spec.scale, plan.page_size, plan.num_queries, nothing, calls, merge)
+
+    def attend(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: PreparedPlan) -> Tensor:
+        """q (T, H, D), pages (P, G, S, D) -> (T, H, D), all of one dtype.
+
+        Raises ValueError if shapes, dtypes or the pages' strides do not fit the plan and one another.
+        """
+        assert isinstance(plan, CpuPlan), "attend takes what prepare made"
+        self._check(q, k_pages, v_pages, plan)
+        _locate(plan, k_pages)
+        keys, values = _page_rows(k_pages), _page_rows(v_pages)
+        heads = (self._kv_heads, self._group)
+        out = q.new_empty(plan.num_partials + 1, *heads, q.shape[2])
+        lse = q.new_empty(plan.num_partials + 1, *heads, dtype=torch.promote_types(q.dtype, torch.float32))
+        for call, source in zip(plan.calls, plan.sources, strict=True):
+            k, v = (_gather(rows, call, source, self._kv_heads) for rows in (keys, values))
+            run = self._run_causal if call.causal else self._run
+            out[call.partials], lse[call.partials] = run(call, q[call.queries], k, v, plan.scale)
+        if not plan.merge:
+            return out[:-1].view(q.shape)
+        out[-1], lse[-1] = 0.0, -torch.inf
+        return _merge(out, lse, plan.merge).view(q.shape)
+
+    def _check(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: CpuPlan) -> None:
+        pages, _, _, size = k_pages.shape
+        wanted = (plan.num_queries, self._kv_heads * self._group, size)
+        if q.shape != wanted:
+            raise ValueError(f"the plan and the pages ask for q of shape {wanted}, got {tuple(q.shape)}")
+        if k_pages.shape != (pages, self._kv_heads, plan.page_size, size):
+            raise ValueError(
+                f"the plan asks for pages of {self._kv_heads} heads and {plan.page_size} slots, "
+                f"got shape {tuple(k_pages.shape)}"
+            )
+        if (k_pages.shape, k_pages.stride()) != (v_pages.shape, v_pages.stride()):
+            raise ValueError("keys and values must have the same shape and strides")
+        if not q.dtype == k_pages.dtype == v_pages.dtype:
+            raise ValueError(
+                f"q, keys and values must have one dtype, got {q.dtype}, {k_pages.dtype} and {v_pages.dtype}"
+            )
+
+    def _run(self, call: _Call, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """Outputs (batch * count, G, group, D) and log-sum-exps of the call's queries."""
+        kv_heads, group, size = self._kv_heads, self._group, q.shape[2]
+        rows = call.count * group
+        folded = q.view(-1, call.count, kv_heads, group, size).permute(0, 2, 1, 3, 4)
+        folded = folded.reshape(-1, kv_heads, rows, size)
+        missing = -rows % self._tile.rows if self._tile is not None else 0
+        if missing:
+            folded = torch.nn.functional.pad(folded, (0, 0, 0, missing))
+        out, lse = product(folded, k, v, call.mask, scale, self._tile)
+        out = out[:, :, :rows].view(call.batch, kv_heads, call.count, group, size).permute(0, 2, 1, 3, 4)
+        lse = lse[:, :, :rows].view(call.batch, kv_heads, call.count, group).permute(0, 2, 1, 3)
+        return out.reshape(-1, kv_heads, group, size), lse.reshape(-1, kv_heads, group)
+
+    def _run_causal(
+        self, call: _Call, q: Tensor, k: Tensor, v: Tensor, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """As _run, for a square: the heads of a group are a batch, for the op masks by row."""
+        by_head = q.view(call.count, self._kv_heads, self._group, -1).permute(1, 2, 0, 3)
+        k, v = (x.transpose(0, 1).expand(-1, self._group, -1, -1) for x in (k, v))
+        out, lse = flash(by_head, k, v, None, scale, causal=True)
+        return out.permute(2, 0, 1, 3), lse.permute(2, 0, 1)
+
+
+def _merge(out: Tensor, lse: Tensor, levels: list[Tensor]) -> Tensor:
+    """Combine each query's partials, first to last; a level that a query lacks adds exact zeros."""
+    parts = [lse[level] for level in levels]
+    most = parts[0]
+    for part in parts[1:]:
+        most = torch.maximum(most, part)
+    weights = [torch.exp(part - most) for part in parts]
+    total = weights[0]
+    for weight in weights[1:]:
+        total = total + weight
+    merged = out[levels[0]] * (weights[0] / total).unsqueeze(-1)
+    for level, weight in zip(levels[1:], weights[1:], strict=True):
+        merged += out[level] * (weight / total).unsqueeze(-1)
+    return merged.to(out.dtype)
+
+
+def _page_rows(pages: Tensor) -> Tensor:
+    """Pages as (rows, S, D), one row for each (page, head), in the order of memory."""
+    count, heads, slots, size = pages.shape
+    row = slots * size
+    last = (count - 1) * pages.stride(0) + (heads - 1) * pages.stride(1)
+    return pages.as_strided((last // row + 1, slots, size), (row, size, 1), pages.storage_offset())
+
+
+def _locate(plan: CpuPlan, pages: Tensor) -> None:
+    """Find each call's sources: all layers have one layout, so this is done once a step."""
+    heads, slots, size = pages.shape[1:]
+    strides, row = pages.stride(), slots * size
+    if strides[2:] != (size, 1) or strides[0] % row or strides[1] % row:
+        raise ValueError(f"a page of a head must be {slots} x {size} numbers in a row, got strides {strides}")
+    layout = (strides[0] // row, strides[1] // row)
+    if plan.layout != layout:
+        plan.sources = tuple(_source(call, layout, heads, slots) for call in plan.calls)
+        plan.layout = layout
+
+
+def _source(call: _Call, layout: tuple[int, int], heads: int, page_size: int) -> _Source:
+    a_page, a_head = layout
+    rows = call.pages.astype(np.int64)[:, None, :] * a_page + np.arange(heads)[None, :, None] * a_head
+    slots = call.pages.shape[1] * page_size
+    is_padding = np.arange(slots) >= call.tokens[:, None]
+    is_padding[:, call.keys :] = False
+    item, slot = np.nonzero(is_padding)
+    padding = (item[:, None] * heads + np.arange(heads)) * slots + slot[:, None]
+    return _Source(
+        page_rows=torch.from_numpy(rows.reshape(-1)),
+        padding=torch.from_numpy(padding.reshape(-1)) if len(item) else None,
+    )
+
+
+def _gather(rows: Tensor, call: _Call, source: _Source, kv_heads: int) -> Tensor:
+    """The call's keys or values (B, G, n, D). Padding is zeroed: an unwritten slot may hold anything, and
+    not even a weight of 0 would hide a NaN."""
+    gathered, size = rows.index_select(0, source.page_rows), rows.shape[2]
+    if source.padding is not None:
+        gathered.view(-1, size).index_fill_(0, source.padding, 0.0)
+    return gathered.view(call.batch, kv_heads, -1, size)[:, :, : call.keys]
+
+
+def _whole_calls(plan: AttentionPlan) -> Iterable[_Call]:
+    """Unmasked segments of several queries: equal shapes over the same queries are one call."""
+    alike: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+    for i in np.flatnonzero((plan.query_count > 1) & (plan.causal < 0)):
+        shape = (int(plan.query_start[i]), int(plan.query_count[i]), int(plan.kv_tokens[i]))
+        alike[shape].append(int(i))
+    for (start, count, tokens), segments in alike.items():
+        partials = [np.arange(plan.partial_start[i], plan.partial_start[i + 1]) for i in segments]
+        yield _Call(
+            count=count,
+            batch=len(segments),
+            queries=slice(start, start + count),
+            pages=np.stack([_pages(plan, i, tokens) for i in segments]),
+            keys=tokens,
+            tokens=plan.kv_tokens[segments],
+            partials=_index(np.concatenate(partials)),
+        )
+
+
+def _masked_calls(plan: AttentionPlan, group: int, tile: Tile | None) -> Iterable[_Call]:
+    """Causal segments of several queries: one call each."""
+    for i in np.flatnonzero((plan.query_count > 1) & (plan.causal >= 0)):
+        start, count = int(plan.query_start[i]), int(plan.query_count[i])
+        tokens, causal = int(plan.kv_tokens[i]), int(plan.causal[i])
+        is_square = tile is None and causal == 0 and tokens == count
+        keys = tokens if is_square else _padded(tokens)
+        yield _Call(
+            count=count,
+            batch=1,
+            queries=slice(start, start + count),
+            pages=_pages(plan, i, keys)[None],
+            keys=keys,
+            tokens=plan.kv_tokens[i : i + 1],
+            partials=slice(int(plan.partial_start[i]), int(plan.partial_start[i + 1])),
+            mask=None if is_square else _causal_mask(count, group, causal, keys, tile),
+            causal=is_square,
+        )
+
+
+def _tail_calls(plan: AttentionPlan) -> Iterable[_Call]:
+    """Segments of one query, longest first, cut into batches where padding would cost too much."""
+    single = np.flatnonzero(plan.query_count == 1)
+    order = single[np.argsort(-plan.kv_tokens[single], kind="stable")]
+    while len(order):
+        longest = _padded(int(plan.kv_tokens[order[0]]))
+        padded_sum = np.arange(1, len(order) + 1) * longest
+        real_sum = np.cumsum(np.maximum(plan.kv_tokens[order], KEY_MULTIPLE))
+        fits = np.flatnonzero(padded_sum <= np.maximum(real_sum * PADDING_LIMIT, 8 * longest))
+        batch = int(fits[-1]) + 1
+        yield _tail_call(plan, order[:batch], longest)
+        order = order[batch:]
+
+
+def _tail_call(plan: AttentionPlan, segments: NDArray[np.intp], keys: int) -> _Call:
+    tokens = plan.kv_tokens[segments]
+    mask = None
+    if int(tokens.min()) < keys:
+        mask = _hide(torch.arange(keys) >= torch.from_numpy(tokens)[:, None])[:, None, None]
+    return _Call(
+        count=1,
+        batch=len(segments),
+        queries=torch.from_numpy(plan.query_start[segments].astype(np.int64)),
+        pages=np.stack([_pages(plan, i, keys) for i in segments]),
+        keys=keys,
+        tokens=tokens,
+        partials=torch.from_numpy(plan.partial_start[segments].astype(np.int64)),
+        mask=mask,
+    )
+
+
+def _pages(plan: AttentionPlan, segment: int | np.intp, keys: int) -> Ints:
+    """The segment's pages, the last one repeated until there are `keys` slots: the rest is padding."""
+    run: Ints = plan.pages[plan.page_start[segment] : plan.page_start[segment + 1]]
+    missing = -(-keys // plan.page_size) - len(run)
+    return np.concatenate((run, np.full(missing, run[-1], dtype=np.int32))) if missing > 0 else run
+
+
+def _padded(tokens: int) -> int:
+    return -(-tokens // KEY_MULTIPLE) * KEY_MULTIPLE
+
+
+def _causal_mask(count: int, group: int, causal: int, keys: int, tile: Tile | None) -> Tensor:
+    """(1, 1, rows, keys): the `group` rows of query j see causal + j + 1 keys, those that fill a tile all."""
+    seen = torch.arange(causal + 1, causal + count + 1).repeat_interleave(group)
+    missing = -len(seen) % tile.rows if tile is not None else 0
+    seen = torch.cat((seen, seen.new_full((missing,), keys)))
+    return _hide(torch.arange(keys) >= seen[:, None])[None, None]
+
+
+def _hide(hidden: Tensor) -> Tensor:
+    return torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
+
+
+def _index(numbers: NDArray[np.intp]) -> slice | Tensor:
+    """A slice where the rising numbers are consecutive, else an index tensor."""
+    if len(numbers) == int(numbers[-1]) - int(numbers[0]) + 1:
+        return slice(int(numbers[0]), int(numbers[-1]) + 1)
+    return torch.from_numpy(numbers.astype(np.int64))

@@ -1,0 +1,1 @@
+"""Ready-made programs. Built in a later release."""

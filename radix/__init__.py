@@ -1,0 +1,1 @@
+"""The radix tree over paged KV memory: pages, tree, leases, eviction, replay. Integers only."""

@@ -1,0 +1,266 @@
+"""PrefixTree: the pages that are cached, by token prefix; pins, splits and eviction.
+
+One root per namespace, made when it is first pinned and removed when it is neither pinned nor has
+children. A pin on a node locks the node and all its ancestors, so nodes without locks form whole
+subtrees and every page in them can be evicted, leaf by leaf. A split leaves the lower part its
+identity: pins on it stay valid. The tree knows no lease: callers pass nodes and keep the pins they took.
+
+What must hold: whole pages everywhere but at the end of a leaf; siblings differ in their first page;
+the eviction order holds exactly the leaves without locks; `evictable` counts the pages without locks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .eviction import EvictionOrder, Policy
+from .node import Key, Namespace, Node, common_prefix
+from .pool import PagePool
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest cached prefix of some tokens. It holds until the tree next changes.
+
+    `pages` are the whole pages, the last of which is page `at` - 1 of `node`'s run. Where the prefix goes
+    on inside a page, the first `slots` slots of one more page match: the page after `at` where `source`
+    is `node`, the first page of `source` where it is a child.
+    `pins` and `source_pins` count the pages that pinning either would keep from eviction.
+    """
+
+    node: Node | None = None
+    at: int = 0
+    pages: tuple[int, ...] = ()
+    source: Node | None = None
+    slots: int = 0
+    pins: int = 0
+    source_pins: int = 0
+
+
+class PrefixTree:
+    """Owns the cached pages; takes them from callers and gives evicted ones back to the pool."""
+
+    def __init__(self, page_size: int, pool: PagePool, policy: Policy) -> None:
+        self.page_size = page_size
+        self.cached = 0
+        self.tokens = 0
+        self.evictable = 0
+        self.roots: dict[Namespace, Node] = {}
+        self.leaves = EvictionOrder(policy)
+        self._pool = pool
+        self._serial = 0
+        self._clock = 0
+
+    # -- queries ---------------------------------------------------------------------------------
+
+    def find(self, tokens: Sequence[int], namespace: Namespace) -> Match:
+        """The longest cached prefix of `tokens`. Changes nothing."""
+        node = self.roots.get(namespace)
+        if node is None:
+            return Match()
+        size, at, pins = self.page_size, 0, 0
+        pages: list[int] = []
+        while True:
+            key = tuple(tokens[len(pages) * size : (len(pages) + 1) * size])
+            if len(key) < size:
+                break
+            if at == len(node.keys):
+                child = node.children.get(key)
+                if child is None:
+                    break
+                node, at = child, 0
+            elif node.keys[at] != key:
+                break
+            pages.append(node.pages[at])
+            at += 1
+            pins += node.locks == 0
+        source, slots = _inside(node, at, key)
+        source_pins = int(source is not None and source.locks == 0)
+        return Match(node, at, tuple(pages), source, slots, pins, source_pins)
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node, roots included, parents before children, in the order of the keys."""
+        for namespace in sorted(self.roots):
+            pending = [self.roots[namespace]]
+            while pending:
+                node = pending.pop()
+                yield node
+                pending.extend(node.children[key] for key in reversed(node.order))
+
+    # -- pins ------------------------------------------------------------------------------------
+
+    def root(self, namespace: Namespace) -> Node:
+        """The root of a namespace, made if need be. The caller pins it at once."""
+        if namespace not in self.roots:
+            self.roots[namespace] = self._new_node(namespace, None)
+        return self.roots[namespace]
+
+    def pin(self, node: Node, priority: int) -> None:
+        """Keep the path from the root to `node` from eviction."""
+        step: Node | None = node
+        while step is not None:
+            self._lock(step, priority)
+            step = step.parent
+
+    def unpin(self, node: Node) -> None:
+        """Take one pin back; the whole path counts as used now."""
+        self._clock += 1
+        step: Node | None = node
+        while step is not None:
+            parent = step.parent
+            self._unlock(step)
+            step = parent
+
+    def cut(self, node: Node, at: int) -> Node:
+        """The node that ends `at` pages into the run of `node`, splitting the run if it goes on.
+
+        The new node is the upper part with the same locks (each pin on or below the lower part passes
+        through it); at 0 the answer is the parent.
+        """
+        if at == len(node.pages):
+            return node
+        if at == 0:
+            assert node.parent is not None, "a root has no pages to cut before"
+            return node.parent
+        upper = self._new_node(node.namespace, node.parent)
+        upper.keys, upper.pages = node.keys[:at], node.pages[:at]
+        upper.locks, upper.last_used, upper.priority = node.locks, node.last_used, node.priority
+        assert node.parent is not None, "a run has a parent"
+        node.parent.replace_child(upper)
+        node.keys, node.pages = node.keys[at:], node.pages[at:]
+        node.parent = upper
+        upper.add_child(node)
+        return upper
+
+    # -- growth: the caller holds a pin on `node` and afterwards holds it on the returned node --------
+
+    def follow(self, node: Node, keys: Sequence[Key], priority: int) -> tuple[Node, list[int]]:
+        """Move a pin from the end of `node` down the whole pages `keys`, as far as they are cached."""
+        pages: list[int] = []
+        while len(pages) < len(keys) and (child := node.children.get(keys[len(pages)])) is not None:
+            node = self.cut(child, _run_in(child, keys, len(pages)))
+            self._lock(node, priority)
+            pages += node.pages
+        return node, pages
+
+    def attach(self, node: Node, keys: Sequence[Key], pages: Sequence[int], priority: int) -> Node:
+        """Put new pages below `node`. A leaf that nobody else has pinned grows in place."""
+        self.cached += len(pages)
+        self.tokens += sum(map(len, keys))
+        if node.parent is not None and not node.children and node.locks == 1:
+            assert len(node.keys[-1]) == self.page_size, "only whole pages are followed by others"
+            node.keys += keys
+            node.pages += pages
+            return node
+        child = self._new_node(node.namespace, node)
+        child.keys, child.pages = list(keys), list(pages)
+        child.locks, child.priority = 1, priority
+        node.add_child(child)
+        self._drop_prefixes(node, child.keys[0])
+        return child
+
+    def lengthen(self, node: Node, key: Key) -> None:
+        """Give the partial page at the end of `node` its longer key; no sibling may have it or extend it."""
+        self.tokens += len(key) - len(node.keys[-1])
+        if len(node.keys) > 1:
+            node.keys[-1] = key
+            return
+        assert node.parent is not None, "a run has a parent"
+        node.parent.remove_child(node)
+        node.keys[0] = key
+        node.parent.add_child(node)
+        self._drop_prefixes(node.parent, key)
+
+    def move_to_twin(self, node: Node, key: Key, priority: int) -> Node:
+        """Move a pin from `node`, one partial page, to the start of its sibling whose first page is `key`.
+
+        `key` extends the page of `node`, which is dropped unless something else has it pinned.
+        """
+        assert node.parent is not None, "a run has a parent"
+        twin = self.cut(node.parent.children[key], 1)
+        self._lock(twin, priority)
+        self._unlock(node)
+        return twin
+
+    # -- eviction --------------------------------------------------------------------------------
+
+    def evict(self, count: int) -> None:
+        """Free `count` pages, each time from the tail of the first leaf of the eviction order."""
+        assert count <= self.evictable, f"{count} pages to evict where {self.evictable} are evictable"
+        while count > 0:
+            leaf = self.leaves.first()
+            keep = max(0, len(leaf.pages) - count)
+            count -= len(leaf.pages) - keep
+            self._free_tail(leaf, keep)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _new_node(self, namespace: Namespace, parent: Node | None) -> Node:
+        self._serial += 1
+        return Node(namespace, parent, self._serial)
+
+    def _lock(self, node: Node, priority: int) -> None:
+        if node.locks == 0:
+            self.evictable -= len(node.pages)
+            self.leaves.discard(node)
+        node.locks += 1
+        node.priority = max(node.priority, priority)
+
+    def _unlock(self, node: Node) -> None:
+        assert node.locks > 0, "a pin is taken back once"
+        node.locks -= 1
+        node.last_used = self._clock
+        if node.locks == 0:
+            self.evictable += len(node.pages)
+            self._settle(node)
+
+    def _settle(self, node: Node) -> None:
+        """Give a node without locks its due: a leaf can be evicted, an empty root goes."""
+        if node.children:
+            return
+        if node.parent is None:
+            del self.roots[node.namespace]
+            return
+        self.leaves.add(node)
+        if len(node.keys) == 1 and node.parent.is_outgrown(node.keys[0]):
+            self._free_tail(node, 0)
+
+    def _drop_prefixes(self, parent: Node, key: Key) -> None:
+        """Drop the unpinned partial pages that `key` extends: whatever they serve, the longer page serves."""
+        for node in parent.prefixes(key):
+            if node.locks == 0:
+                self._free_tail(node, 0)
+
+    def _free_tail(self, leaf: Node, keep: int) -> None:
+        """Free the pages of an unpinned leaf from `keep` on, and the node if none is left."""
+        dropped = leaf.pages[keep:]
+        self._pool.give(dropped)
+        self.cached -= len(dropped)
+        self.tokens -= sum(map(len, leaf.keys[keep:]))
+        self.evictable -= len(dropped)
+        if keep:
+            del leaf.pages[keep:], leaf.keys[keep:]
+            return
+        self.leaves.discard(leaf)
+        parent = leaf.parent
+        assert parent is not None, "a run has a parent"
+        parent.remove_child(leaf)
+        if parent.locks == 0:
+            self._settle(parent)
+
+
+def _inside(node: Node, at: int, query: Key) -> tuple[Node | None, int]:
+    """Where `query` goes on inside a page after the first `at` pages of `node`: the node and the slots."""
+    if at < len(node.keys):
+        slots = common_prefix(node.keys[at], query)
+        return (node if slots else None), slots
+    return node.nearest(query)
+
+
+def _run_in(node: Node, keys: Sequence[Key], start: int) -> int:
+    """Number of leading pages of `node` that equal `keys` from `start` on."""
+    count = 0
+    while count < len(node.keys) and start + count < len(keys) and node.keys[count] == keys[start + count]:
+        count += 1
+    return count

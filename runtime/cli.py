@@ -1,0 +1,120 @@
+"""The command line: `radixlm generate | info | demo`.
+
+Owns the exit status and the only reads and writes of the environment in the package. Every failure that is
+the caller's is one line on standard error.
+
+    0    all done                       2    the input is wrong: nothing was computed, nothing written
+    1    a prompt or the run failed     130  interrupted
+
+Threads of OpenMP must not spin while they wait (a busy neighbour would slow each step several times), and
+that is read once, when torch is loaded. So torch is imported after `prepare_environment`, when an engine
+is opened, and `--help` never imports it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NoReturn
+
+from .. import __version__
+from .commands import demo, generate, info
+from .commands.engine_view import EngineView, OpenEngine
+from .config import EngineConfig
+from .errors import InvalidInput, RadixError
+
+_ENVIRONMENT = {
+    "OMP_WAIT_POLICY": "passive",  # waiting threads sleep
+    "KMP_BLOCKTIME": "0",  # the same for Intel's OpenMP
+    "TOKENIZERS_PARALLELISM": "false",  # no second pool of threads beside torch's
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    usage: str
+    purpose: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace, OpenEngine], int]
+
+
+_COMMANDS = {
+    "generate": _Command(
+        "--prompts FILE [options]", "continue the prompts of a file", generate.add_arguments, generate.run
+    ),
+    "info": _Command("[options]", "show model, memory, pool and threads", info.add_arguments, info.run),
+    "demo": _Command("[options]", "answer a built-in set of questions", demo.add_arguments, demo.run),
+}
+
+
+def main(argv: Sequence[str] | None = None, *, open_engine: OpenEngine | None = None) -> int:
+    """Runs one command and returns the exit status; `open_engine` stands in for the real engine in tests."""
+    prepare_environment(os.environ)
+    try:
+        arguments = build_parser().parse_args(argv)
+        status = _COMMANDS[arguments.command].run(arguments, open_engine or _open_engine)
+        sys.stdout.flush()
+        return status
+    except InvalidInput as error:
+        return _fail(error, 2)
+    except RadixError as error:
+        return _fail(error, 1)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the last flush would fail again
+        return _fail("the reader of the output went away", 1)
+
+
+def prepare_environment(environment: MutableMapping[str, str]) -> None:
+    """Sets what libraries read when they are loaded, unless the user has set it."""
+    for name, value in _ENVIRONMENT.items():
+        environment.setdefault(name, value)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    layout = partial(argparse.HelpFormatter, width=100, max_help_position=30)
+    parser = _Parser(
+        prog="radixlm",
+        usage=f"radixlm {{{','.join(_COMMANDS)}}} [options]",
+        description="Run prompts that share prefixes through one engine, computing nothing twice.",
+        formatter_class=layout,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"radixlm {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command", parser_class=_Parser)
+    for name, command in _COMMANDS.items():
+        command.add_arguments(
+            commands.add_parser(
+                name,
+                prog=f"radixlm {name}",
+                usage=f"radixlm {name} {command.usage}",
+                help=command.purpose,
+                description=f"{command.purpose.capitalize()}.",
+                formatter_class=layout,
+                allow_abbrev=False,
+            )
+        )
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, with its own errors as ours: one line, without the usage text."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InvalidInput(f"{message} (see `{self.prog} --help`)")
+
+
+def _open_engine(config: EngineConfig) -> EngineView:
+    from .engine import Engine  # loads torch
+
+    return Engine(config=config)
+
+
+def _fail(reason: object, status: int) -> int:
+    print("radixlm:", " ".join(str(reason).split()), file=sys.stderr)
+    return status

@@ -1,0 +1,50 @@
+"""`radixlm demo`: a built-in set of few-shot questions, answered in one batch.
+
+The questions share a header of examples, which is computed once; what that saved, and how fast the rest
+went, is printed after the answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from ..demo_questions import EXAMPLES, QUESTIONS, few_shot_prompt
+from ..metrics import EngineStats
+from ..progress import progress_bar
+from ..prompts import Prompt
+from ..sampling_params import SamplingParams
+from .engine_view import OpenEngine
+from .options import add_engine_flags, engine_config
+
+_SAMPLING = SamplingParams(max_tokens=24, temperature=0.0, stop=("\n",))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_engine_flags(parser)
+
+
+def run(arguments: argparse.Namespace, open_engine: OpenEngine) -> int:
+    prompts = [Prompt(few_shot_prompt(question)) for question in QUESTIONS]
+    with open_engine(engine_config(arguments)) as engine:
+        print(f"{len(QUESTIONS)} questions for {engine.info().model}", end=", ")
+        print(f"each after the same {len(EXAMPLES)} examples\n", flush=True)
+        with progress_bar(len(prompts)) as on_progress:
+            completions = engine.generate(prompts, _SAMPLING, on_progress=on_progress)
+        stats = engine.stats()
+    for question, completion in zip(QUESTIONS, completions, strict=True):
+        answer = completion.text.strip() if completion.error is None else f"[{completion.error}]"
+        print(f"  {question}\n    {answer}")
+    print(f"\n{describe(stats)}")
+    return int(any(completion.error is not None for completion in completions))
+
+
+def describe(stats: EngineStats) -> str:
+    """Reuse and speed in words."""
+    computed = stats.prompt_tokens - stats.cached_tokens
+    return (
+        f"reuse  {stats.cached_tokens:,} of {stats.prompt_tokens:,} prompt tokens came from the cache: "
+        f"{stats.hit_rate:.1%}, where {stats.optimal_hit_rate:.1%} is the most there can be\n"
+        f"speed  {computed:,} prompt tokens computed at {stats.prefill_tok_s:,.0f} a second, "
+        f"{stats.generated_tokens:,} generated at {stats.decode_tok_s:,.0f} a second\n"
+        f"time   {stats.wall_s:.1f} s for all of them"
+    )

@@ -1,0 +1,37 @@
+"""What a command needs of an engine, so that commands can be written and tested without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Protocol, Self, TypeAlias
+
+from ..config import EngineConfig
+from ..metrics import EngineInfo, EngineStats
+from ..progress import EngineProgress
+from ..prompts import Prompt
+from ..sampling_params import SamplingParams
+from ..types import Completion
+
+
+class EngineView(Protocol):
+    """The part of `Engine` that commands use. A refused prompt of a list comes back as a completion that
+    has `error`; results are in the order of the prompts, the n choices of one beside each other."""
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams | None = None,
+        *,
+        on_progress: Callable[[EngineProgress], None] | None = None,
+    ) -> list[Completion]: ...
+    def stats(self) -> EngineStats: ...
+    def info(self) -> EngineInfo: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> bool | None: ...
+
+
+OpenEngine: TypeAlias = Callable[[EngineConfig], EngineView]
+"""How a command gets its engine: the command line gives the real one, a test its own."""

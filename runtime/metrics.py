@@ -1,0 +1,190 @@
+"""What the engine counts: figures of its work so far, and what an engine is.
+
+Owns the stopwatches and the formulas of the figures. Nothing decides by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+from ..radix.cache import PrefixCache
+from ..radix.eviction import Policy
+from ..radix.lease import Lease, PageCopy
+from ..radix.node import Namespace
+from ..radix.views import Peek
+from .scheduler import SchedulerStats
+from .types import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Totals since the engine was made; seconds, tokens, pages, shares between 0 and 1.
+
+    prompt_tokens and cached_tokens count each sequence once. optimal_hit_rate is that of a cache that never
+    forgets: 1 - (tokens in the trie of all prompts) / (sum of prompt tokens). wall_s is the time inside
+    steps. A step in which any row computes more than one token counts as prefill, else as decoding:
+    prefill_tok_s is the prompt tokens computed over the time of the former, decode_tok_s the tokens generated
+    in the latter over its time. page_fill is the share of slots of allocated pages that hold a token,
+    averaged over steps. radix_s is the time in the tree and the pool's bookkeeping, a part of schedule_s, which
+    is that of planning, committing and building batches; forward_s is that of the model, copies included.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    hit_rate: float
+    optimal_hit_rate: float
+    generated_tokens: int
+    wall_s: float
+    prefill_tok_s: float
+    decode_tok_s: float
+    steps: int
+    preemptions: int
+    evicted_pages: int
+    peak_pages: int
+    num_pages: int
+    page_size: int
+    page_fill: float
+    radix_s: float
+    schedule_s: float
+    forward_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine is: its model, its memory in bytes and how it computes."""
+
+    model: str
+    family: str
+    parameters: int
+    weight_bytes: int
+    dtype: str
+    num_pages: int
+    page_size: int
+    kv_bytes: int
+    max_context: int
+    threads: int
+    deterministic: bool
+    attention: str
+
+
+class Stopwatch:
+    """Adds up the seconds between `start` and `stop`."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._since = 0.0
+
+    def start(self) -> None:
+        self._since = perf_counter()
+
+    def stop(self) -> None:
+        self.seconds += self.since_start()
+
+    def since_start(self) -> float:
+        """Seconds since `start`, of a watch that runs."""
+        return perf_counter() - self._since
+
+    def __enter__(self) -> None:
+        self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class Meter:
+    """The running totals behind EngineStats; the engine adds to it once a step."""
+
+    def __init__(self) -> None:
+        self.radix, self.schedule, self.forward, self.step = (Stopwatch() for _ in range(4))
+        self.prefill_seconds = self.decode_seconds = 0.0
+        self.prefill_tokens = self.decode_tokens = self.generated_tokens = 0
+        self.optimum_tokens, self.optimum_hits = 0, 0.0
+        self.steps = 0
+        self.peak_pages = 0
+        self._fill_sum = 0.0
+
+    def count_step(self, plan: Plan, generated: int, seconds: float, used_pages: int, fill: float) -> None:
+        """`used_pages` are not free, a share `fill` of their slots holds a token."""
+        self.steps += 1
+        self.generated_tokens += generated
+        self.peak_pages = max(self.peak_pages, used_pages)
+        self._fill_sum += fill
+        if any(row.stop - row.start > 1 for row in plan.rows):
+            self.prefill_seconds += seconds
+            self.prefill_tokens += sum(r.stop - r.start for r in plan.rows if r.stop - r.start > 1)
+        else:
+            self.decode_seconds += seconds
+            self.decode_tokens += generated
+
+    def count_batch(self, prompt_tokens: int, optimal_hits: float) -> None:
+        """A batch of prompts known as a whole: what a cache that never forgets would have found."""
+        self.optimum_tokens += prompt_tokens
+        self.optimum_hits += optimal_hits
+
+    def stats(self, cache: PrefixCache, scheduled: SchedulerStats) -> EngineStats:
+        return EngineStats(
+            prompt_tokens=scheduled.prompt_tokens,
+            cached_tokens=scheduled.cached_tokens,
+            hit_rate=_share(scheduled.cached_tokens, scheduled.prompt_tokens),
+            optimal_hit_rate=_share(self.optimum_hits, self.optimum_tokens),
+            generated_tokens=self.generated_tokens,
+            wall_s=self.step.seconds,
+            prefill_tok_s=_share(self.prefill_tokens, self.prefill_seconds),
+            decode_tok_s=_share(self.decode_tokens, self.decode_seconds),
+            steps=self.steps,
+            preemptions=scheduled.preemptions,
+            evicted_pages=cache.stats().evicted_pages,
+            peak_pages=self.peak_pages,
+            num_pages=cache.num_pages,
+            page_size=cache.page_size,
+            page_fill=_share(self._fill_sum, self.steps),
+            radix_s=self.radix.seconds,
+            schedule_s=self.schedule.seconds,
+            forward_s=self.forward.seconds,
+        )
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+class TimedCache(PrefixCache):
+    """A PrefixCache that adds up how long its commands and peeks take; the tree itself looks at no clock."""
+
+    def __init__(
+        self, num_pages: int, page_size: int, watch: Stopwatch, *, eviction: Policy, enabled: bool
+    ) -> None:
+        super().__init__(num_pages, page_size, eviction=eviction, enabled=enabled)
+        self._watch = watch
+
+    def peek(self, tokens: Sequence[int], namespace: Namespace) -> Peek:
+        with self._watch:
+            return super().peek(tokens, namespace)
+
+    def acquire(
+        self, tokens: Sequence[int], namespace: Namespace, length: int, *, priority: int = 0
+    ) -> Lease | None:
+        with self._watch:
+            return super().acquire(tokens, namespace, length, priority=priority)
+
+    def grow(self, lease: Lease, length: int) -> bool:
+        with self._watch:
+            return super().grow(lease, length)
+
+    def publish(self, lease: Lease, tokens: Sequence[int], upto: int) -> None:
+        with self._watch:
+            super().publish(lease, tokens, upto)
+
+    def release(self, lease: Lease) -> None:
+        with self._watch:
+            super().release(lease)
+
+    def take_copies(self) -> tuple[PageCopy, ...]:
+        with self._watch:
+            return super().take_copies()
+
+    def settle(self) -> None:
+        with self._watch:
+            super().settle()

@@ -1,0 +1,216 @@
+"""The scheduling policy: one pure function from frozen views to a decision.
+
+It owns every rule about order, fairness, preemption and the token budget. It knows no queue, no cache, no
+clock and no device: lengths, matches and page counts are in the views, age is counted in steps. The same
+views always give the same decision, so a rule can be tested by writing down the situation it is about.
+
+What must hold: a decision never exceeds the budget; with anything to run it lets something run or
+preempts one sequence (the caller applies that and asks again with new views), and preempting ends, since
+the most senior running sequence is never a victim while it is not outranked.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from .types import Namespace, SequenceKey
+
+Policy = Literal["cache-aware", "fcfs"]
+
+# Longest match first lets a stream of hot prompts pass a cold one for ever. After this many steps in which
+# a later arrival went ahead, the passed-over one goes first. About the length of one long prefill in chunks:
+# short for the one who waits, long enough to keep runs of prompts with a common prefix together.
+AGE_LIMIT = 32
+
+
+class RunningView(NamedTuple):
+    """A running sequence. `remaining` tokens are to be computed before its next token is chosen, `growth`
+    pages are to be taken for them; `pages` is what it holds, the most that preempting it can give back.
+    `prefills` says that it publishes what it computes as it goes, so that others may wait for it."""
+
+    key: SequenceKey
+    priority: int
+    arrival: int
+    namespace: Namespace
+    tokens: list[int]
+    computed: int
+    remaining: int
+    growth: int
+    pages: int
+    prefills: bool
+
+
+class WaitingView(NamedTuple):
+    """A candidate. `cached` tokens of it are in the cache; admitting it makes `pages` pages unavailable
+    (fresh ones and those that its match pins) and leaves `remaining` tokens to compute."""
+
+    key: SequenceKey
+    priority: int
+    arrival: int
+    namespace: Namespace
+    tokens: list[int]
+    cached: int
+    remaining: int
+    pages: int
+    preempted: bool
+    passed_over: int
+
+
+class Budget(NamedTuple):
+    """What one step may use: tokens, running sequences, pages (free or evictable). `above` is set in a step
+    that preempted something: only a higher priority than that is admitted then, or the victim's pages would
+    go to someone behind it. `shares` is False without a prefix cache: nobody waits for anybody."""
+
+    tokens: int
+    slots: int
+    pages: int
+    page_size: int
+    shares: bool = True
+    above: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Either `preempt` names one sequence and nothing else is decided, or `rows` and `admit` say how many
+    tokens each running and each new sequence computes. `blocked`: the next in turn lacks pages."""
+
+    rows: tuple[tuple[SequenceKey, int], ...] = ()
+    admit: tuple[tuple[SequenceKey, int], ...] = ()
+    preempt: SequenceKey | None = None
+    blocked: bool = False
+
+
+class _Prefill(NamedTuple):
+    """A prefill that this step works on: tokens[:computed] are published, the rest of them will be."""
+
+    priority: int
+    namespace: Namespace
+    tokens: list[int]
+    computed: int
+
+
+def decide(
+    policy: Policy, running: Sequence[RunningView], waiting: Sequence[WaitingView], budget: Budget
+) -> Decision:
+    """Everyone who decodes gets one token. The rest goes to prefills by priority, and among equals to the
+    running ones first, then to admissions in turn.
+
+    If the running ones need more pages than there are, the least senior of them is preempted.
+    """
+    seniors = sorted(running, key=_seniority)
+    growth = sum(view.growth for view in seniors)
+    if growth > budget.pages:
+        assert len(seniors) > 1, "a sequence that runs alone always finds its next page"
+        return Decision(preempt=seniors[-1].key)
+    step = _Step(seniors, budget, budget.pages - growth)
+    for view in sorted(waiting, key=_by_arrival if policy == "fcfs" else _by_match):
+        step.continue_prefills(view.priority)
+        if step.waits(view):
+            continue
+        if not step.has_room(view):
+            victim = step.outranked_by(view)
+            if victim is not None:
+                return Decision(preempt=victim)
+            return step.decision(blocked=not step.fits(view))
+        step.admit(view)
+    return step.decision()
+
+
+class _Step:
+    """A decision in the making: what is left of the budget, and who got what."""
+
+    def __init__(self, seniors: list[RunningView], budget: Budget, pages: int) -> None:
+        self._seniors = seniors
+        self._budget = budget
+        self._rows = [(view.key, 1) for view in seniors if view.remaining == 1]
+        self._admitted: list[tuple[SequenceKey, int]] = []
+        self._tokens = budget.tokens - len(self._rows)
+        self._slots = budget.slots - len(seniors)
+        self._pages = pages
+        self._continuing = deque(view for view in seniors if view.remaining > 1)
+        self._prefills = [
+            _Prefill(v.priority, v.namespace, v.tokens, v.computed) for v in seniors if v.prefills
+        ]
+        assert self._tokens >= 0, "there are never more running sequences than tokens in a step"
+
+    def continue_prefills(self, priority: int | None = None) -> None:
+        """Give tokens to the running prefills of at least that priority, to all if it is None."""
+        continuing = self._continuing
+        while continuing and self._tokens and (priority is None or continuing[0].priority >= priority):
+            view = continuing.popleft()
+            self._rows.append((view.key, self._take(view.remaining)))
+
+    def waits(self, view: WaitingView) -> bool:
+        """Whether a prefill of this step is about to compute what `view` would have to compute itself."""
+        return self._budget.shares and any(
+            _will_publish(prefill, view, self._budget.page_size) for prefill in self._prefills
+        )
+
+    def fits(self, view: WaitingView) -> bool:
+        """No lease is left when nothing runs, and whatever was accepted fits into an empty pool."""
+        return view.pages <= self._pages or not (self._seniors or self._admitted)
+
+    def has_room(self, view: WaitingView) -> bool:
+        above = self._budget.above
+        return (
+            self._slots > 0
+            and self._tokens > 0
+            and self.fits(view)
+            and (above is None or view.priority > above)
+        )
+
+    def outranked_by(self, view: WaitingView) -> SequenceKey | None:
+        """The least senior running sequence of a lower priority, if all of them hold what `view` lacks.
+
+        Nobody is preempted for tokens: prefills of a lower priority stand back anyway."""
+        lower = [other for other in self._seniors if other.priority < view.priority]
+        missing = view.pages - self._pages
+        helps = lower and (self._slots == 0 or missing > 0) and missing <= sum(o.pages for o in lower)
+        return lower[-1].key if helps and not self._admitted else None
+
+    def admit(self, view: WaitingView) -> None:
+        self._admitted.append((view.key, self._take(view.remaining)))
+        self._prefills.append(_Prefill(view.priority, view.namespace, view.tokens, view.cached))
+        self._slots -= 1
+        self._pages -= view.pages
+
+    def decision(self, *, blocked: bool = False) -> Decision:
+        self.continue_prefills()
+        return Decision(tuple(self._rows), tuple(self._admitted), blocked=blocked)
+
+    def _take(self, wanted: int) -> int:
+        count = min(wanted, self._tokens)
+        self._tokens -= count
+        return count
+
+
+def _seniority(view: RunningView) -> tuple[int, int]:
+    return (-view.priority, view.arrival)
+
+
+def _will_publish(prefill: _Prefill, view: WaitingView, page_size: int) -> bool:
+    """Whether `prefill` is about to compute at least a page that continues what `view` finds cached.
+
+    Nobody waits for a lower priority, which itself may have to wait for others."""
+    end = view.cached + page_size
+    return (
+        prefill.priority >= view.priority
+        and prefill.computed < end <= len(view.tokens)
+        and prefill.tokens[view.cached : end] == view.tokens[view.cached : end]
+        and prefill.namespace == view.namespace
+        and prefill.tokens[: view.cached] == view.tokens[: view.cached]
+    )
+
+
+def _by_arrival(view: WaitingView) -> tuple[int, int, int, int]:
+    return (-view.priority, 0, 0, view.arrival)
+
+
+def _by_match(view: WaitingView) -> tuple[int, int, int, int]:
+    """Longest match first, but behind those that had a turn before or were passed over too often."""
+    if view.preempted or view.passed_over >= AGE_LIMIT:
+        return (-view.priority, 0, 0, view.arrival)
+    return (-view.priority, 1, -view.cached, view.arrival)

@@ -1,0 +1,98 @@
+"""Writes what a run gave: completions as JSON lines, figures as one JSON object.
+
+A file appears whole or not at all: the text goes to a new file in the same folder, which is renamed over
+the target at the end. A target that is no regular file (a pipe, /dev/null) is written to as it is, never
+replaced. `require_writable` finds a bad target before hours of work, not after them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .errors import InvalidInput, RadixError
+from .types import Completion
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
+_ALWAYS = ("id", "index", "text", "output_ids", *_COUNTS, "finish_reason")
+_WHERE_SET = ("matched_stop", "error", "logprobs", "prompt_logprobs")
+
+
+def require_writable(flag: str, path: Path) -> None:
+    """Raises InvalidInput, naming the flag, if a file could not be put at `path`."""
+    folder = path.parent
+    if not folder.is_dir():
+        raise InvalidInput(f"{flag}: there is no folder {str(folder)!r}")
+    if path.is_dir():
+        raise InvalidInput(f"{flag}: {str(path)!r} is a folder, not a file")
+    if not os.access(path if _is_special(path) else folder, os.W_OK):
+        raise InvalidInput(f"{flag}: no permission to write {str(path)!r}")
+
+
+def result_line(completion: Completion, identity: str | int) -> str:
+    """One output line, without its line end. `identity` is the id as the prompts file spelt it."""
+    fields = {**asdict(completion), "id": identity}
+    line = {name: fields[name] for name in _ALWAYS}
+    line |= {name: fields[name] for name in _WHERE_SET if fields[name] not in (None, ())}
+    return _json(line)
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Writes JSON lines. Raises RadixError if the disk refuses; the target is then as it was."""
+    write_atomically(path, "".join(f"{line}\n" for line in lines))
+
+
+def write_figures(path: Path, figures: DataclassInstance) -> None:
+    """Writes the fields of a dataclass as one JSON object."""
+    write_atomically(path, _json(asdict(figures), indent=2) + "\n")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Puts `text` at `path`, whole or not at all. Raises RadixError."""
+    try:
+        if _is_special(path):
+            path.write_text(text, encoding="utf-8")
+        else:
+            _replace(path.resolve(), text)  # through a link, so that the link stays
+    except OSError as error:
+        raise RadixError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}.partial")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _is_special(path: Path) -> bool:
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _json(value: Mapping[str, object], indent: int | None = None) -> str:
+    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
+
+
+def _finite(value: object) -> object:
+    """JSON has no infinities: a figure that is not finite becomes null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,386 @@
+"""Scheduler: decides what every step computes and keeps each sequence on its way to exactly one end.
+
+It owns the waiting queue, the running set and the leases of the sequences; rules of order and fairness are
+in policy.py, pages in the cache. It knows no tensors, no text, no clock and calls nobody back: the engine
+asks for a plan, runs it and commits what came out.
+
+    plan() -> Plan -> (engine computes) -> commit(plan, outcomes) or fail(plan, message)
+
+What must hold: one plan is in flight at most; a plan is None only when there is nothing to run; a prompt
+that can never fit is refused by `add`, a sequence that outgrows context or pool ends with "length"; the
+keys and values of tokens[:computed] are in the pages of the lease; every added sequence comes back once,
+from commit, fail or take_ended, with its `finish_reason`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..radix.cache import PrefixCache
+from .errors import InvalidRequest, TooLarge
+from .policy import Budget, Decision, Policy, RunningView, WaitingView, decide
+from .sequence import Sequence
+from .types import Copy, FinishReason, Outcome, Plan, Row, SequenceKey
+
+# How many waiting sequences one plan looks at. Looking costs a walk down the tree for each; a prefix shared
+# by prompts further apart than this is found when they come nearer.
+WINDOW = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """Counts at one moment (`waiting`, `running`) and totals so far. `prompt_tokens` and `cached_tokens`
+    count each sequence once, at its first admission: a replay after preemption is no cache hit."""
+
+    waiting: int
+    running: int
+    steps: int
+    preemptions: int
+    computed_tokens: int
+    prompt_tokens: int
+    cached_tokens: int
+    ended: int
+
+
+class Scheduler:
+    """Runs at most `max_running` sequences and computes at most `chunk_size` tokens a step.
+
+    A chunk below `max_running` limits the running ones too, so that every step moves each of them that
+    decodes and at least one that prefills. No sequence grows beyond `max_context` tokens or the whole pool.
+    """
+
+    def __init__(
+        self, cache: PrefixCache, *, policy: Policy, chunk_size: int, max_running: int, max_context: int
+    ) -> None:
+        self._cache = cache
+        self._policy: Policy = policy
+        self._chunk_size = chunk_size
+        self._slots = min(max_running, chunk_size)
+        self._max_context = max_context
+        self.max_length = min(max_context, cache.num_pages * cache.page_size)
+        self._sequences: dict[SequenceKey, Sequence] = {}
+        self._waiting: list[Sequence] = []
+        self._running: dict[SequenceKey, Sequence] = {}
+        self._aborting: list[Sequence] = []
+        self._ended: list[Sequence] = []
+        self._in_flight: Plan | None = None
+        # Free and evictable pages when the next in turn did not fit. Until there are more, or the tree
+        # has changed, looking again is useless. None: look.
+        self._blocked_at: int | None = None
+        self._arrivals = 0
+        self._steps = 0
+        self._preemptions = 0
+        self._computed_tokens = 0
+        self._prompt_tokens = 0
+        self._cached_tokens = 0
+        self._total_ended = 0
+
+    # -- questions ---------------------------------------------------------------------------------
+
+    def get(self, key: SequenceKey) -> Sequence | None:
+        """The sequence of that key, if it was added and has not ended."""
+        return self._sequences.get(key)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing waits or runs, and every end has been handed out."""
+        return not self._sequences and not self._ended
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens whose keys and values are in place, in the cache and in pages of running sequences."""
+        leases = ((seq, seq.lease) for seq in self._running.values())
+        private = sum(max(0, seq.computed - lease.published) for seq, lease in leases if lease is not None)
+        return self._cache.cached_tokens + private
+
+    def stats(self) -> SchedulerStats:
+        return SchedulerStats(
+            waiting=len(self._waiting),
+            running=len(self._running),
+            steps=self._steps,
+            preemptions=self._preemptions,
+            computed_tokens=self._computed_tokens,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            ended=self._total_ended,
+        )
+
+    # -- commands ----------------------------------------------------------------------------------
+
+    def add(self, seq: Sequence) -> None:
+        """Queue a new sequence. Raises InvalidRequest for an empty prompt or a key that is in use, TooLarge
+        when the prompt and one token to generate (none if max_tokens is 0) fit context or pool never."""
+        name = f"request {seq.key.request_id!r}"
+        if seq.prompt_len == 0:
+            raise InvalidRequest(f"{name}: the prompt has no tokens, at least 1 is needed")
+        if seq.key in self._sequences:
+            raise InvalidRequest(f"{name}: choice {seq.index} of this id is in use, ids must differ")
+        least = seq.prompt_len + min(1, seq.request.sampling.max_tokens)
+        if least > self.max_length:
+            pages, size = self._cache.num_pages, self._cache.page_size
+            raise TooLarge(
+                f"{name} needs room for {least} tokens (a prompt of {seq.prompt_len} and what it generates), "
+                f"but the context is {self._max_context} tokens and the pool holds {pages * size} "
+                f"({pages} pages of {size})"
+            )
+        seq.arrival = self._arrivals
+        self._arrivals += 1
+        if self._waiting and seq.request.priority > self._waiting[0].request.priority:
+            self._blocked_at = None
+        self._sequences[seq.key] = seq
+        insort(self._waiting, seq, key=_place)
+
+    def abort(self, key: SequenceKey) -> bool:
+        """Let the sequence end: at the commit of the step it is in, or else at the next plan. False if there
+        is no such sequence."""
+        seq = self._sequences.get(key)
+        if seq is None:
+            return False
+        if not seq.abort_requested:
+            seq.abort_requested = True
+            self._aborting.append(seq)
+        return True
+
+    def plan(self) -> Plan | None:
+        """What the next step computes; None when nothing is there to run. Takes pages and may preempt.
+        Ends what was aborted: see take_ended."""
+        assert self._in_flight is None, "a plan is committed or failed before the next one is made"
+        self.end_aborted()
+        if not self._sequences:
+            return None
+        preempted: list[Sequence] = []
+        candidates, decision = self._decide(preempted)
+        while decision.preempt is not None:
+            seq = self._running[decision.preempt]
+            self._preempt(seq)
+            preempted.append(seq)
+            candidates, decision = self._decide(preempted)
+        rows = [self._grow(self._running[key], count) for key, count in decision.rows]
+        admitted = [self._admit(self._sequences[key]) for key, _ in decision.admit]
+        rows += [seq.row(count) for seq, (_, count) in zip(admitted, decision.admit, strict=True)]
+        assert rows, "with anything to run, a plan has rows"
+        self._note_passed_over(candidates, admitted)
+        self._in_flight = Plan(
+            step=self._steps,
+            rows=tuple(rows),
+            copies=tuple(Copy(c.source, c.target, c.slots) for c in self._cache.take_copies()),
+            preempted=tuple(seq.key for seq in preempted),
+        )
+        self._steps += 1
+        self._computed_tokens += sum(row.stop - row.start for row in rows)
+        return self._in_flight
+
+    def commit(self, plan: Plan, outcomes: Iterable[Outcome]) -> list[Sequence]:
+        """The step ran: apply one outcome a row. Returns what ended since the last such call."""
+        by_key = {outcome.key: outcome for outcome in outcomes}
+        assert by_key.keys() == {row.key for row in plan.rows}, "a commit has one outcome for each row"
+        self._land(plan)
+        for row in plan.rows:
+            self._apply(row, by_key[row.key])
+        self.end_aborted()
+        return self.take_ended()
+
+    def fail(self, plan: Plan, message: str) -> list[Sequence]:
+        """The step raised: its rows end with an error and nothing of it is published. Returns as commit."""
+        self._land(plan)
+        for row in plan.rows:
+            self._end_failed(self._running[row.key], message)
+        self.end_aborted()
+        return self.take_ended()
+
+    def take_ended(self) -> list[Sequence]:
+        """The sequences that ended and were not handed out yet: needed when plan() gave None."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    # -- making a plan -----------------------------------------------------------------------------
+
+    def _decide(self, preempted: list[Sequence]) -> tuple[list[WaitingView], Decision]:
+        budget = Budget(
+            tokens=self._chunk_size,
+            slots=self._slots,
+            pages=self._cache.free_pages + self._cache.evictable_pages,
+            page_size=self._cache.page_size,
+            shares=self._cache.enabled,
+            above=max((seq.request.priority for seq in preempted), default=None),
+        )
+        running = [self._running_view(seq) for seq in self._running.values()]
+        waiting = [self._waiting_view(seq, budget.pages) for seq in self._candidates(running, budget.pages)]
+        decision = decide(self._policy, running, waiting, budget)
+        if decision.blocked:
+            self._blocked_at = budget.pages
+        return waiting, decision
+
+    def _candidates(self, running: list[RunningView], pages: int) -> list[Sequence]:
+        """Who may be admitted now. Nobody is looked at when nobody could be."""
+        window = self._waiting[:WINDOW]
+        if not running or not window:
+            return window
+        if self._blocked_at is not None and pages <= self._blocked_at:
+            return []
+        if len(running) >= self._slots or sum(view.remaining for view in running) >= self._chunk_size:
+            lowest = min(view.priority for view in running)
+            return [seq for seq in window if seq.request.priority > lowest]
+        return window
+
+    def _running_view(self, seq: Sequence) -> RunningView:
+        lease = seq.lease
+        assert lease is not None, "a running sequence holds a lease"
+        length, held = len(seq.tokens), len(lease.pages)
+        remaining = length - seq.start
+        return RunningView(
+            key=seq.key,
+            priority=seq.request.priority,
+            arrival=seq.arrival,
+            namespace=lease.namespace,
+            tokens=seq.tokens,
+            computed=seq.computed,
+            remaining=remaining,
+            growth=max(0, -(-length // self._cache.page_size) - held),
+            pages=held,
+            prefills=remaining > 1 or length == seq.prompt_len,
+        )
+
+    def _waiting_view(self, seq: Sequence, pages: int) -> WaitingView:
+        namespace = seq.request.namespace
+        peek = self._cache.peek(seq.tokens, namespace)
+        length = len(seq.tokens)
+        start = min(peek.cached_tokens, seq.logits_needed_from, length - 1)
+        return WaitingView(
+            key=seq.key,
+            priority=seq.request.priority,
+            arrival=seq.arrival,
+            namespace=namespace,
+            tokens=seq.tokens,
+            cached=peek.cached_tokens,
+            remaining=length - start,
+            pages=peek.needed(seq.reach) + pages - peek.room,
+            preempted=seq.preemptions > 0,
+            passed_over=seq.passed_over,
+        )
+
+    def _grow(self, seq: Sequence, count: int) -> Row:
+        lease, stop = seq.lease, seq.start + count
+        assert lease is not None, "a running sequence holds a lease"
+        if stop > len(lease.pages) * self._cache.page_size:
+            grown = self._cache.grow(lease, stop)
+            assert grown, "the pages that running sequences grow by were counted before"
+        return seq.row(count)
+
+    def _admit(self, seq: Sequence) -> Sequence:
+        lease = self._cache.acquire(
+            seq.tokens, seq.request.namespace, seq.reach, priority=seq.request.priority
+        )
+        assert lease is not None, "the pages of an admitted sequence were counted before"
+        seq.hold(lease)
+        if seq.preemptions == 0:
+            self._prompt_tokens += seq.prompt_len
+            self._cached_tokens += seq.cached_tokens
+        self._remove_waiting(seq)
+        self._running[seq.key] = seq
+        self._blocked_at = None  # what it pinned is no longer missing to others with the same prefix
+        return seq
+
+    def _note_passed_over(self, candidates: list[WaitingView], admitted: list[Sequence]) -> None:
+        """Age those who still wait although someone of their class who came later was admitted."""
+        latest: dict[int, int] = {}
+        for seq in admitted:
+            priority = seq.request.priority
+            latest[priority] = max(seq.arrival, latest.get(priority, -1))
+        for view in candidates if latest else ():
+            seq = self._sequences[view.key]
+            if seq.status == "waiting" and view.arrival < latest.get(view.priority, -1):
+                seq.passed_over += 1
+
+    # -- moving sequences on -----------------------------------------------------------------------
+
+    def _land(self, plan: Plan) -> None:
+        expected = self._in_flight
+        assert expected is not None, "a plan is in flight until it is committed or failed"
+        assert plan.step == expected.step, "only the plan in flight can be committed or failed"
+        self._in_flight = None
+        self._cache.settle()
+
+    def _apply(self, row: Row, outcome: Outcome) -> None:
+        seq = self._running[row.key]
+        if outcome.finish == "error":
+            self._end_failed(seq, outcome.error)
+            return
+        seq.advance(row)
+        if seq.abort_requested:
+            return
+        assert outcome.new_tokens or outcome.finish or not row.samples, "what samples gives a token or ends"
+        seq.tokens.extend(outcome.new_tokens)
+        assert len(seq.tokens) <= self.max_length, "a sequence stays below context and pool"
+        finish = outcome.finish or self._exhausted(seq, row)
+        if finish is not None:
+            self._end(seq, finish, outcome.error, publish=True)
+        elif _is_prefill(seq, row):
+            self._publish(seq)
+
+    def _exhausted(self, seq: Sequence, row: Row) -> FinishReason | None:
+        """Whether it ends with "length": there is no room for a next token, or no token was asked for."""
+        if seq.request.sampling.max_tokens == 0:
+            return "length" if row.stop == seq.prompt_len else None
+        return "length" if len(seq.tokens) >= self.max_length else None
+
+    def _publish(self, seq: Sequence) -> None:
+        assert seq.lease is not None, "only a running sequence has something to publish"
+        self._cache.publish(seq.lease, seq.tokens, seq.computed)
+        self._blocked_at = None
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Back to the front of its class, without pages. What was computed stays cached while it can."""
+        self._publish(seq)
+        self._cache.release(seq.drop())
+        seq.preemptions += 1
+        self._preemptions += 1
+        del self._running[seq.key]
+        insort(self._waiting, seq, key=_place)
+
+    def end_aborted(self) -> None:
+        """End what was aborted, between two steps; plan, commit and fail do so by themselves."""
+        for seq in self._aborting:
+            if seq.status != "finished":
+                self._end(seq, "abort", None, publish=True)
+        self._aborting.clear()
+
+    def _end_failed(self, seq: Sequence, error: str | None) -> None:
+        """Its pages may hold anything now: none of them is published."""
+        if seq.abort_requested:
+            self._end(seq, "abort", None, publish=False)
+        else:
+            self._end(seq, "error", error, publish=False)
+
+    def _end(self, seq: Sequence, reason: FinishReason, error: str | None, *, publish: bool) -> None:
+        if seq.status == "running":
+            if publish:
+                self._publish(seq)
+            self._cache.release(seq.drop())
+            del self._running[seq.key]
+        else:
+            self._remove_waiting(seq)
+        del self._sequences[seq.key]
+        seq.status = "finished"
+        seq.finish_reason = reason
+        seq.error = error
+        self._blocked_at = None
+        self._total_ended += 1
+        self._ended.append(seq)
+
+    def _remove_waiting(self, seq: Sequence) -> None:
+        place = bisect_left(self._waiting, _place(seq), key=_place)
+        assert self._waiting[place] is seq, "the queue is sorted by place"
+        del self._waiting[place]
+
+
+def _place(seq: Sequence) -> tuple[int, bool, int]:
+    """Where a sequence waits: by priority, those that were preempted first, then by arrival."""
+    return (-seq.request.priority, seq.preemptions == 0, seq.arrival)
+
+
+def _is_prefill(seq: Sequence, row: Row) -> bool:
+    """Whether the row wrote more than the one token of a decode step."""
+    return row.write_from < row.stop and (row.start < seq.prompt_len or row.stop - row.start > 1)

@@ -1,0 +1,164 @@
+"""EngineThread: an engine on a thread of its own, with an asyncio face.
+
+The thread owns the engine: everyone else sends it commands and gets events. It sleeps while there is
+nothing to do. If it dies, every request that waits gets the cause as its terminal event, and later ones are
+refused with EngineStopped. What must hold: each accepted request gets exactly one terminal event a choice,
+whatever happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from .engine import Engine
+from .errors import EngineStopped, RadixError
+from .types import Event, FinishReason, Request
+
+T = TypeVar("T")
+Deliver = Callable[[Event], None]
+
+
+class EngineThread:
+    """Runs `engine` until `close`. Methods may be called from any thread; events arrive on the engine's."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._wake = threading.Condition()
+        self._commands: deque[_Command[Any]] = deque()  # Any: each has a result of its own type
+        self._listeners: dict[str, tuple[Deliver, set[int]]] = {}
+        self._stopping = False
+        self._cause: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="radixlm-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def submit(self, request: Request, deliver: Deliver) -> Future[None]:
+        """Queue a request. The future holds InvalidRequest or EngineStopped if it is refused; from then on
+        `deliver` gets its events, on the engine's thread, where it must return at once and not raise."""
+        return self.call(partial(self._add, request, deliver))
+
+    def abort(self, request_id: str) -> Future[bool]:
+        """End all choices of a request; their terminal events follow. False if there is no such request."""
+        return self.call(partial(self._engine.abort, request_id))
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Run `function` on the engine's thread, between two steps."""
+        future: Future[T] = Future()
+        with self._wake:
+            if self._stopping or self._cause is not None:
+                future.set_exception(EngineStopped(f"the engine has stopped{_because(self._cause)}"))
+            else:
+                self._commands.append(_Command(future, function))
+                self._wake.notify()
+        return future
+
+    async def stream(self, request: Request) -> AsyncIterator[Event]:
+        """The events of one request, up to the terminal one of each choice. Raises what `submit` refuses
+        with. Leaving the iteration early, or cancelling it, aborts the request."""
+        loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
+
+        def deliver(event: Event) -> None:
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
+        await asyncio.wrap_future(self.submit(request, deliver))
+        left = request.sampling.n
+        try:
+            while left:
+                event = await events.get()
+                left -= event.finish_reason is not None
+                yield event
+        finally:
+            if left:
+                self.abort(request.id)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Abort what runs, deliver its terminal events and end the thread. Closing twice is one close."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._thread.join(timeout)
+
+    # -- on the engine's thread --------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._next():
+                self._deliver(self._engine.step())
+        except BaseException as error:  # whatever it is, those who wait must hear of it
+            self._cause = error
+        self._end()
+
+    def _next(self) -> bool:
+        """Carry out waiting commands; sleep while there is no work. False when it is time to stop."""
+        while True:
+            with self._wake:
+                while not (self._commands or self._stopping or self._engine.has_work):
+                    self._wake.wait()
+                if self._stopping:
+                    return False
+                commands, self._commands = self._commands, deque()
+            for command in commands:
+                command.run()
+            if self._engine.has_work:
+                return True
+
+    def _add(self, request: Request, deliver: Deliver) -> None:
+        self._engine.add(request)
+        self._listeners[request.id] = (deliver, set(range(request.sampling.n)))
+
+    def _deliver(self, events: list[Event]) -> None:
+        for event in events:
+            listener = self._listeners.get(event.request_id)
+            if listener is None:
+                continue
+            deliver, open_choices = listener
+            if event.finish_reason is not None:
+                open_choices.discard(event.index)
+                if not open_choices:
+                    del self._listeners[event.request_id]
+            deliver(event)
+
+    def _end(self) -> None:
+        """Answer everybody: those who run with a terminal event, those who ask with EngineStopped."""
+        with self._wake:
+            self._stopping = True
+            commands, self._commands = self._commands, deque()
+        reason = f"the engine has stopped{_because(self._cause)}"
+        for request_id, (deliver, open_choices) in self._listeners.items():
+            for index in open_choices:
+                ended: FinishReason = "abort" if self._cause is None else "error"
+                deliver(Event(request_id, index, finish_reason=ended, error=reason))
+        self._listeners.clear()
+        for command in commands:
+            command.future.set_exception(EngineStopped(reason))
+        self._engine.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Command(Generic[T]):
+    """Something to do on the engine's thread, and where its result is waited for."""
+
+    future: Future[T]
+    function: Callable[[], T]
+
+    def run(self) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            self.future.set_result(self.function())
+        except RadixError as error:
+            self.future.set_exception(error)
+
+
+def _because(cause: BaseException | None) -> str:
+    return "" if cause is None else f": {type(cause).__name__}: {cause}"

@@ -1,0 +1,252 @@
+"""State machine: in pools that are far too small, no lease ever reads a slot that is not its own prefix.
+
+The oracle is a store that keeps, for each slot of each page, the whole token prefix whose KV was
+written there. Pages handed out are poisoned; a copy moves contents only when its step runs, as late as
+`settle` allows. Whatever is shared wrongly, freed early or overwritten shows as a wrong slot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from radixlm.radix.cache import PrefixCache
+from radixlm.radix.lease import Lease, PageCopy
+
+NAMESPACES = [(), ("a", "bc"), ("ab", "c")]
+# Mostly one namespace and one token: the rarer the difference, the more is shared and the deeper.
+NAMESPACE = st.sampled_from([(), (), (), (), *NAMESPACES[1:]])
+TOKEN = st.sampled_from([0, 0, 0, 1])
+TOKENS = st.lists(TOKEN, min_size=1, max_size=13)
+Slot = tuple[tuple[str, ...], tuple[int, ...]] | None
+POISON = None
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A lease and the tokens of its sequence, `computed` of which have their KV in the store."""
+
+    lease: Lease
+    tokens: list[int]
+    computed: int
+
+
+class CacheModel(RuleBasedStateMachine):
+    @initialize(
+        num_pages=st.integers(2, 12),
+        page_size=st.sampled_from([1, 2, 4]),
+        eviction=st.sampled_from(["lru", "priority"]),
+        enabled=st.sampled_from([True] * 7 + [False]),
+    )
+    def start(self, num_pages: int, page_size: int, eviction: str, enabled: bool) -> None:
+        self.size, self.enabled = page_size, enabled
+        self.cache = PrefixCache(num_pages, page_size, eviction=eviction, enabled=enabled)  # type: ignore[arg-type]
+        self.store: list[list[Slot]] = [[POISON] * page_size for _ in range(num_pages)]
+        self.live: list[Sequence] = []
+        self.flying: list[PageCopy] = []
+        self.unmade: set[Sequence] = set()
+        self.published: dict[tuple[str, ...], set[tuple[int, ...]]] = {name: {()} for name in NAMESPACES}
+
+    # -- the store -------------------------------------------------------------------------------
+
+    def make_copies(self) -> None:
+        """Run what the engine runs first in a step."""
+        self.flying += self.cache.take_copies()
+        for copy in self.flying:
+            kept = self.store[copy.source][: copy.slots]
+            assert POISON not in kept, "a copy reads written slots only"
+            self.store[copy.target][: copy.slots] = kept
+        self.flying.clear()
+        self.unmade.clear()
+
+    def poison(self, pages: list[int]) -> None:
+        for page in pages:
+            self.store[page] = [POISON] * self.size
+
+    def verify(self, seq: Sequence) -> None:
+        for at in range(seq.computed):
+            slot = self.store[seq.lease.pages[at // self.size]][at % self.size]
+            assert slot == (seq.lease.namespace, tuple(seq.tokens[: at + 1])), f"slot {at} of {seq}"
+
+    def state(self) -> object:
+        leases = [
+            (seq.lease.pages[:], seq.lease.version, seq.lease.shared, seq.lease.published)
+            for seq in self.live
+        ]
+        return self.cache.stats(), self.cache.dump(), leases
+
+    def admit(self, lease: Lease, tokens: list[int]) -> None:
+        seq = Sequence(lease, tokens, lease.cached_tokens)
+        assert lease.cached_tokens <= len(tokens)
+        assert tuple(tokens[: lease.cached_tokens]) in self.published[lease.namespace]
+        self.poison(lease.pages[lease.cached_tokens // self.size :])
+        self.live.append(seq)
+        self.unmade.add(seq)
+
+    def some(self, data: st.DataObject) -> Sequence:
+        return data.draw(st.sampled_from(self.live))
+
+    # -- rules -----------------------------------------------------------------------------------
+
+    @rule(
+        tokens=TOKENS,
+        namespace=NAMESPACE,
+        extra=st.integers(-3, 6),
+        priority=st.integers(0, 2),
+    )
+    def acquire(self, tokens: list[int], namespace: tuple[str, ...], extra: int, priority: int) -> None:
+        length = max(0, len(tokens) + extra)
+        peek, fits = self.cache.peek(tokens, namespace), self.cache.fits(tokens, namespace, length)
+        before = self.state()
+        lease = self.cache.acquire(tokens, namespace, length, priority=priority)
+        assert (lease is not None) == fits
+        if lease is None:
+            assert peek.needed(length) > peek.room
+            assert (
+                self.live
+                or length > self.cache.num_pages * self.size
+                or self.cache.evictable_pages < (self.cache.cached_pages)
+            ), "alone, whatever fits the pool is granted"
+            assert self.state() == before
+            return
+        assert lease.cached_tokens == peek.granted(length)
+        assert peek.needed(length) > peek.room or lease.cached_tokens == peek.cached_tokens
+        assert lease.cached_tokens >= peek.cached_tokens // self.size * self.size
+        assert len(lease.pages) == -(-max(length, lease.cached_tokens) // self.size)
+        self.admit(lease, tokens)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), count=st.integers(1, 6), publishes=st.booleans(), settles=st.booleans())
+    def compute(self, data: st.DataObject, count: int, publishes: bool, settles: bool) -> None:
+        """One step of one sequence: copies first, then its KV is written, then it may be published."""
+        seq = self.some(data)
+        stop = seq.computed + count
+        before, had = self.state(), list(seq.lease.pages)
+        if not self.cache.grow(seq.lease, stop):
+            assert -(-stop // self.size) - len(had) > self.cache.free_pages + self.cache.evictable_pages
+            assert self.state() == before
+            return
+        assert seq.lease.pages[: len(had)] == had
+        self.poison(seq.lease.pages[len(had) :])
+        missing = max(0, stop - len(seq.tokens))
+        seq.tokens = seq.tokens + data.draw(st.lists(TOKEN, min_size=missing, max_size=missing))
+        self.make_copies()
+        for at in range(seq.computed, stop):
+            page = self.store[seq.lease.pages[at // self.size]]
+            page[at % self.size] = (seq.lease.namespace, tuple(seq.tokens[: at + 1]))
+        seq.computed = stop
+        if publishes:
+            self.publish_to(seq, stop)
+        if settles:
+            self.cache.settle()
+
+    @precondition(lambda self: any(seq not in self.unmade for seq in self.live))
+    @rule(data=st.data())
+    def publish(self, data: st.DataObject) -> None:
+        seq = data.draw(st.sampled_from([seq for seq in self.live if seq not in self.unmade]))
+        self.publish_to(seq, data.draw(st.integers(0, seq.computed)))
+
+    def publish_to(self, seq: Sequence, upto: int) -> None:
+        before, version = list(seq.lease.pages), seq.lease.version
+        self.cache.publish(seq.lease, seq.tokens, upto)
+        assert (seq.lease.version > version) == (seq.lease.pages != before)
+        self.note(seq, upto)
+
+    def note(self, seq: Sequence, upto: int) -> None:
+        if self.enabled:
+            name = seq.lease.namespace
+            self.published[name] |= {tuple(seq.tokens[:length]) for length in range(upto + 1)}
+            assert self.cache.peek(seq.tokens[:upto], name).cached_tokens == upto
+
+    @precondition(lambda self: any(seq not in self.unmade for seq in self.live))
+    @rule(data=st.data(), extra=st.integers(0, 5))
+    def fork(self, data: st.DataObject, extra: int) -> None:
+        seq = data.draw(st.sampled_from([seq for seq in self.live if seq not in self.unmade]))
+        upto = data.draw(st.integers(0, seq.computed))
+        child = self.cache.fork(seq.lease, seq.tokens, upto, upto + extra)
+        self.note(seq, upto)
+        if child is not None:
+            assert child.namespace == seq.lease.namespace
+            self.admit(child, seq.tokens[:upto])
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def truncate(self, data: st.DataObject) -> None:
+        seq = self.some(data)
+        length = data.draw(st.integers(0, seq.computed))
+        before, had, version = self.state(), list(seq.lease.pages), seq.lease.version
+        if not self.cache.truncate(seq.lease, seq.tokens, length):
+            assert length % self.size, "only a part of a page needs a fresh one"
+            assert self.state() == before
+            return
+        assert len(seq.lease.pages) == -(-length // self.size)
+        assert (seq.lease.version > version) == (seq.lease.pages != had)
+        self.poison([page for page in seq.lease.pages if page not in had])
+        if seq.lease.pages != had[: len(seq.lease.pages)]:
+            # The fresh page may be one the lease gave up just now.
+            self.poison(seq.lease.pages[-1:])
+            self.unmade.add(seq)
+        seq.tokens, seq.computed = seq.tokens[:length], length
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        seq = self.some(data)
+        self.live.remove(seq)
+        self.unmade.discard(seq)
+        self.cache.release(seq.lease)
+
+    @rule()
+    def take_copies(self) -> None:
+        self.flying += self.cache.take_copies()
+
+    @rule()
+    def finish_step(self) -> None:
+        self.make_copies()
+        self.cache.settle()
+
+    @rule(sure=st.sampled_from([False, False, False, True]))
+    def flush(self, sure: bool) -> None:
+        if not sure:
+            return
+        dropped, free = self.cache.flush(), self.cache.free_pages
+        assert dropped <= free
+        assert self.cache.evictable_pages == 0
+
+    # -- what always holds -----------------------------------------------------------------------
+
+    @invariant()
+    def recount(self) -> None:
+        if hasattr(self, "cache"):
+            self.cache.check()
+            counts = self.cache.free_pages + self.cache.cached_pages + self.cache.leased_pages
+            assert counts == self.cache.num_pages
+
+    @invariant()
+    def every_sequence_reads_its_own_prefix(self) -> None:
+        if hasattr(self, "cache"):
+            for seq in self.live:
+                if seq not in self.unmade:
+                    self.verify(seq)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        self.make_copies()
+        for seq in self.live:
+            self.verify(seq)
+            self.cache.release(seq.lease)
+        self.cache.settle()
+        self.cache.check()
+        assert self.cache.evictable_pages == self.cache.cached_pages
+        assert self.cache.leased_pages == 0
+        self.cache.flush()
+        assert self.cache.free_pages == self.cache.num_pages
+        assert self.cache.dump() == ""
+
+
+TestCacheModel = CacheModel.TestCase
+TestCacheModel.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)

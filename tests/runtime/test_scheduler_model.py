@@ -1,0 +1,126 @@
+"""A scheduler in a tiny world, pushed around at random: every read verified, every page counted."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    MultipleResults,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    multiple,
+    rule,
+)
+
+from radixlm.runtime.errors import TooLarge
+from radixlm.runtime.types import Plan, SequenceKey
+from testkit.sim import HashModel, Simulation
+
+PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Two-token prompts over a pool of a few pages. Whatever happens to the others, each request that ends
+    by itself has the output it has alone; each ends once; nothing is held when all have ended."""
+
+    keys: Bundle[SequenceKey] = Bundle("keys")
+
+    @initialize(
+        num_pages=st.integers(2, 9),
+        page_size=st.sampled_from((1, 2, 4)),
+        policy=st.sampled_from(("cache-aware", "fcfs")),
+        chunk_size=st.integers(1, 9),
+        max_running=st.integers(1, 5),
+        max_context=st.sampled_from((7, 1000)),
+        prefix_cache=st.sampled_from((True, True, False)),
+        eviction=st.sampled_from(("lru", "priority")),
+        model=st.sampled_from((HashModel(), HashModel(eos_every=5))),
+        burst=st.sampled_from((1, 3)),
+    )
+    def start(self, **options: object) -> None:
+        self.in_flight: Plan | None = None
+        self.sim = Simulation(**options)  # type: ignore[arg-type]  # one strategy for each of its options
+
+    @rule(
+        target=keys,
+        prompt=PROMPTS,
+        max_tokens=st.integers(0, 8),
+        priority=st.sampled_from((0, 0, 1)),
+        salt=st.sampled_from(("", "", "a")),
+        choices=st.integers(1, 2),
+        prompt_logprobs_start=st.sampled_from((None, None, 0, 3)),
+    )
+    def add(
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        priority: int,
+        salt: str,
+        choices: int,
+        prompt_logprobs_start: int | None,
+    ) -> SequenceKey | MultipleResults[SequenceKey]:
+        name = f"request {len(self.sim.histories)}"
+        try:
+            added = [
+                self.sim.add(
+                    prompt,
+                    max_tokens=max_tokens,
+                    priority=priority,
+                    salt=salt,
+                    request_id=name,
+                    index=index,
+                    prompt_logprobs_start=prompt_logprobs_start,
+                )
+                for index in range(choices)
+            ]
+        except TooLarge:
+            assert len(prompt) + min(1, max_tokens) > self.sim.scheduler.max_length, (
+                "refused although it fits"
+            )
+            return multiple()
+        return multiple(*added)
+
+    @rule(key=consumes(keys))
+    def abort(self, key: SequenceKey) -> None:
+        assert self.sim.scheduler.abort(key) == (key in self.sim.live)
+
+    @rule()
+    def plan(self) -> None:
+        if self.in_flight is None:
+            self.in_flight = self.sim.plan()
+
+    @rule()
+    def commit(self) -> None:
+        if self.in_flight is not None:
+            self.sim.commit(self.in_flight)
+            self.in_flight = None
+
+    @rule()
+    def fail(self) -> None:
+        if self.in_flight is not None:
+            self.sim.fail(self.in_flight)
+            self.in_flight = None
+
+    @rule(count=st.integers(1, 6))
+    def steps(self, count: int) -> None:
+        self.commit()
+        for _ in range(count):
+            self.sim.step()
+
+    @rule()
+    def flush(self) -> None:
+        self.sim.cache.flush()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "sim"):
+            return
+        self.commit()
+        self.sim.run()
+        self.sim.check_outputs()
+        self.sim.check_idle()
+        for history in self.sim.histories.values():
+            assert history.logits == sorted(set(history.logits)), "no logits are asked for twice"
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
