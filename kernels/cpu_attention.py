@@ -11,7 +11,7 @@ query's bits do not depend on what it is batched with. What must hold: a plan wi
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,8 +33,8 @@ class _Call:
 
     queries: a slice where all items have the same queries (they are then expanded), else (batch * count)
     indices. pages (batch, pages). tokens (batch): how many of an item's keys count, the rest being padding.
-    mask (batch or 1, 1, rows or 1, keys) or None. causal: a square without a mask. partials: where the
-    outputs go, (batch * count) indices or a slice.
+    mask (batch or 1, 1, rows or 1, keys) or None. causal: a square without a mask. segments (batch): which of
+    the plan each item is.
     """
 
     count: int
@@ -43,7 +43,7 @@ class _Call:
     pages: Ints
     keys: int
     tokens: Ints
-    partials: slice | Tensor
+    segments: NDArray[np.intp]
     mask: Tensor | None = None
     causal: bool = False
 
@@ -60,8 +60,9 @@ class _Source:
 class CpuPlan:
     """A plan as calls, for one grouping of heads; lowered once a step and used by every layer.
 
-    merge: for each level a (num_queries) index of partials, num_partials standing for 'nothing'; empty where
-    the partials are the outputs. sources: one a call, for pages of `layout`; found at the first layer.
+    Partials are numbered in the order in which the calls make them. merge (levels, num_queries): the partials
+    of each query, num_partials standing for 'nothing'; None where the partials are the outputs.
+    sources: one a call, for pages of `layout`; found at the first layer.
     """
 
     scale: float
@@ -69,7 +70,7 @@ class CpuPlan:
     num_queries: int
     num_partials: int
     calls: list[_Call]
-    merge: list[Tensor]
+    merge: Tensor | None
     layout: tuple[int, int] | None = None
     sources: tuple[_Source, ...] = ()
 
@@ -84,11 +85,8 @@ class CpuAttention:
 
     def prepare(self, plan: AttentionPlan) -> CpuPlan:
         calls = [*_whole_calls(plan), *_masked_calls(plan, self._group, self._tile), *_tail_calls(plan)]
-        nothing = plan.num_partials
-        is_final = len(plan.merge) == 1 and bool((plan.merge[0] == np.arange(plan.num_queries)).all())
-        levels = [] if is_final else [np.where(level < 0, nothing, level) for level in plan.merge]
-        merge = [torch.from_numpy(level.astype(np.int64)) for level in levels]
-        return CpuPlan(plan.spec.scale, plan.page_size, plan.num_queries, nothing, calls, merge)
+        merge = _merge_index(plan, calls)
+        return CpuPlan(plan.spec.scale, plan.page_size, plan.num_queries, plan.num_partials, calls, merge)
 
     def attend(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: PreparedPlan) -> Tensor:
         """q (T, H, D), pages (P, G, S, D) -> (T, H, D), all of one dtype.
@@ -102,11 +100,15 @@ class CpuAttention:
         heads = (self._kv_heads, self._group)
         out = q.new_empty(plan.num_partials + 1, *heads, q.shape[2])
         lse = q.new_empty(plan.num_partials + 1, *heads, dtype=torch.promote_types(q.dtype, torch.float32))
+        first = 0
         for call, source in zip(plan.calls, plan.sources, strict=True):
             k, v = (_gather(rows, call, source, self._kv_heads) for rows in (keys, values))
             run = self._run_causal if call.causal else self._run
-            out[call.partials], lse[call.partials] = run(call, q[call.queries], k, v, plan.scale)
-        if not plan.merge:
+            last = first + call.batch * call.count
+            shape = (call.batch, call.count, *heads)
+            run(call, q, k, v, plan.scale, out[first:last].view(*shape, -1), lse[first:last].view(shape))
+            first = last
+        if plan.merge is None:
             return out[:-1].view(q.shape)
         out[-1], lse[-1] = 0.0, -torch.inf
         return _merge(out, lse, plan.merge).view(q.shape)
@@ -128,44 +130,64 @@ class CpuAttention:
                 f"q, keys and values must have one dtype, got {q.dtype}, {k_pages.dtype} and {v_pages.dtype}"
             )
 
-    def _run(self, call: _Call, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """Outputs (batch * count, G, group, D) and log-sum-exps of the call's queries."""
+    def _run(
+        self, call: _Call, q: Tensor, k: Tensor, v: Tensor, scale: float, out: Tensor, lse: Tensor
+    ) -> None:
+        """Fill `out` (batch, count, G, group, D) and `lse` (batch, count, G, group)."""
         kv_heads, group, size = self._kv_heads, self._group, q.shape[2]
         rows = call.count * group
-        folded = q.view(-1, call.count, kv_heads, group, size).permute(0, 2, 1, 3, 4)
+        folded = q[call.queries].view(-1, call.count, kv_heads, group, size).permute(0, 2, 1, 3, 4)
         folded = folded.reshape(-1, kv_heads, rows, size)
         missing = -rows % self._tile.rows if self._tile is not None else 0
         if missing:
             folded = torch.nn.functional.pad(folded, (0, 0, 0, missing))
-        out, lse = product(folded, k, v, call.mask, scale, self._tile)
-        out = out[:, :, :rows].view(call.batch, kv_heads, call.count, group, size).permute(0, 2, 1, 3, 4)
-        lse = lse[:, :, :rows].view(call.batch, kv_heads, call.count, group).permute(0, 2, 1, 3)
-        return out.reshape(-1, kv_heads, group, size), lse.reshape(-1, kv_heads, group)
+        o, s = product(folded, k, v, call.mask, scale, self._tile)
+        shape = (call.batch, kv_heads, call.count, group)
+        out.copy_(o[:, :, :rows].view(*shape, size).transpose(1, 2))
+        lse.copy_(s[:, :, :rows].view(shape).transpose(1, 2))
 
     def _run_causal(
-        self, call: _Call, q: Tensor, k: Tensor, v: Tensor, scale: float
-    ) -> tuple[Tensor, Tensor]:
+        self, call: _Call, q: Tensor, k: Tensor, v: Tensor, scale: float, out: Tensor, lse: Tensor
+    ) -> None:
         """As _run, for a square: the heads of a group are a batch, for the op masks by row."""
-        by_head = q.view(call.count, self._kv_heads, self._group, -1).permute(1, 2, 0, 3)
+        by_head = q[call.queries].view(call.count, self._kv_heads, self._group, -1).permute(1, 2, 0, 3)
         k, v = (x.transpose(0, 1).expand(-1, self._group, -1, -1) for x in (k, v))
-        out, lse = flash(by_head, k, v, None, scale, causal=True)
-        return out.permute(2, 0, 1, 3), lse.permute(2, 0, 1)
+        o, s = flash(by_head, k, v, None, scale, causal=True)
+        out[0].copy_(o.permute(2, 0, 1, 3))
+        lse[0].copy_(s.permute(2, 0, 1))
 
 
-def _merge(out: Tensor, lse: Tensor, levels: list[Tensor]) -> Tensor:
+def _merge(out: Tensor, lse: Tensor, index: Tensor) -> Tensor:
     """Combine each query's partials, first to last; a level that a query lacks adds exact zeros."""
-    parts = [lse[level] for level in levels]
-    most = parts[0]
-    for part in parts[1:]:
-        most = torch.maximum(most, part)
-    weights = [torch.exp(part - most) for part in parts]
-    total = weights[0]
+    levels, queries = index.shape
+    flat = index.view(-1)
+    parts = lse.index_select(0, flat).view(levels, queries, *lse.shape[1:])
+    weights = parts.sub_(parts.amax(0)).exp_()
+    total = weights[0].clone()
     for weight in weights[1:]:
-        total = total + weight
-    merged = out[levels[0]] * (weights[0] / total).unsqueeze(-1)
-    for level, weight in zip(levels[1:], weights[1:], strict=True):
-        merged += out[level] * (weight / total).unsqueeze(-1)
-    return merged.to(out.dtype)
+        total += weight
+    values = out.index_select(0, flat).view(levels, queries, *out.shape[1:])
+    values *= weights.div_(total).to(out.dtype).unsqueeze(-1)
+    merged = values[0]
+    for value in values[1:]:
+        merged += value
+    return merged
+
+
+def _merge_index(plan: AttentionPlan, calls: Sequence[_Call]) -> Tensor | None:
+    """The plan's merge table in the numbers of the calls' partials; None where it would change nothing."""
+    number = np.empty(plan.num_partials + 1, dtype=np.int64)
+    first = 0
+    for call in calls:
+        starts = plan.partial_start[call.segments].astype(np.int64)
+        places = first + np.arange(call.batch * call.count).reshape(call.batch, call.count)
+        number[starts[:, None] + np.arange(call.count)] = places
+        first += call.batch * call.count
+    number[plan.num_partials] = plan.num_partials
+    index = number[plan.merge]
+    if not len(index) or (len(index) == 1 and bool((index[0] == np.arange(plan.num_queries)).all())):
+        return None
+    return torch.from_numpy(index)
 
 
 def _page_rows(pages: Tensor) -> Tensor:
@@ -192,9 +214,7 @@ def _source(call: _Call, layout: tuple[int, int], heads: int, page_size: int) ->
     a_page, a_head = layout
     rows = call.pages.astype(np.int64)[:, None, :] * a_page + np.arange(heads)[None, :, None] * a_head
     slots = call.pages.shape[1] * page_size
-    is_padding = np.arange(slots) >= call.tokens[:, None]
-    is_padding[:, call.keys :] = False
-    item, slot = np.nonzero(is_padding)
+    item, slot = np.nonzero(np.arange(slots) >= call.tokens[:, None])
     padding = (item[:, None] * heads + np.arange(heads)) * slots + slot[:, None]
     return _Source(
         page_rows=torch.from_numpy(rows.reshape(-1)),
@@ -218,7 +238,6 @@ def _whole_calls(plan: AttentionPlan) -> Iterable[_Call]:
         shape = (int(plan.query_start[i]), int(plan.query_count[i]), int(plan.kv_tokens[i]))
         alike[shape].append(int(i))
     for (start, count, tokens), segments in alike.items():
-        partials = [np.arange(plan.partial_start[i], plan.partial_start[i + 1]) for i in segments]
         yield _Call(
             count=count,
             batch=len(segments),
@@ -226,7 +245,7 @@ def _whole_calls(plan: AttentionPlan) -> Iterable[_Call]:
             pages=np.stack([_pages(plan, i, tokens) for i in segments]),
             keys=tokens,
             tokens=plan.kv_tokens[segments],
-            partials=_index(np.concatenate(partials)),
+            segments=np.array(segments),
         )
 
 
@@ -235,7 +254,7 @@ def _masked_calls(plan: AttentionPlan, group: int, tile: Tile | None) -> Iterabl
     for i in np.flatnonzero((plan.query_count > 1) & (plan.causal >= 0)):
         start, count = int(plan.query_start[i]), int(plan.query_count[i])
         tokens, causal = int(plan.kv_tokens[i]), int(plan.causal[i])
-        is_square = tile is None and causal == 0 and tokens == count
+        is_square = tile is None and tokens == count
         keys = tokens if is_square else _padded(tokens)
         yield _Call(
             count=count,
@@ -244,7 +263,7 @@ def _masked_calls(plan: AttentionPlan, group: int, tile: Tile | None) -> Iterabl
             pages=_pages(plan, i, keys)[None],
             keys=keys,
             tokens=plan.kv_tokens[i : i + 1],
-            partials=slice(int(plan.partial_start[i]), int(plan.partial_start[i + 1])),
+            segments=np.array([i]),
             mask=None if is_square else _causal_mask(count, group, causal, keys, tile),
             causal=is_square,
         )
@@ -276,7 +295,7 @@ def _tail_call(plan: AttentionPlan, segments: NDArray[np.intp], keys: int) -> _C
         pages=np.stack([_pages(plan, i, keys) for i in segments]),
         keys=keys,
         tokens=tokens,
-        partials=torch.from_numpy(plan.partial_start[segments].astype(np.int64)),
+        segments=segments,
         mask=mask,
     )
 
@@ -302,10 +321,3 @@ def _causal_mask(count: int, group: int, causal: int, keys: int, tile: Tile | No
 
 def _hide(hidden: Tensor) -> Tensor:
     return torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
-
-
-def _index(numbers: NDArray[np.intp]) -> slice | Tensor:
-    """A slice where the rising numbers are consecutive, else an index tensor."""
-    if len(numbers) == int(numbers[-1]) - int(numbers[0]) + 1:
-        return slice(int(numbers[0]), int(numbers[-1]) + 1)
-    return torch.from_numpy(numbers.astype(np.int64))

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from ..kernels.cpu import NotDeterministic, cpu_ops
-from ..kernels.ops import Ops
 from ..kernels.plan import AttentionSpec
 from .batch import Batch, BatchBuilder, LogitSpan
 from .collect import Collector
@@ -45,7 +44,7 @@ from .scheduler import Scheduler
 from .sequence import Sequence as Tokens
 from .tokenizer import Tokenizer
 from .types import Completion, Event, Outcome, Plan, Request, SequenceKey
-from .weights import open_model
+from .weights import ModelSource, open_model
 
 DETERMINISTIC_BY_DEFAULT = True
 """On a CPU. benchmarks/ prints what it costs; see docs/design.md."""
@@ -67,16 +66,14 @@ class Engine:
         source = open_model(path, self.config.load_format, cache=user_cache(), seed=self.config.seed)
         shape = self.model_config = source.config
         self._max_context = shape.context(self.config.max_context)
-        self._ops, self._deterministic = _ops(
-            self.config, shape.num_heads, shape.num_kv_heads, shape.head_dim
-        )
         self.tokenizer = Tokenizer.load(source.path, user_cache(), source.eos_ids)
-        self._model = Model(shape, source.weights(), self._ops, dtype, max_context=self._max_context)
         a_page = page_bytes(
             shape.num_layers, shape.num_kv_heads, self.config.page_size, shape.head_dim, dtype
         )
         num_pages = self.config.num_pages or pages_within(self.config.kv_memory, a_page)
         self._page_bytes = a_page
+        self._model, self._deterministic = _build_model(self.config, source, self._max_context)
+        self._ops = self._model.ops
         self._pool = KvPool(
             shape.num_layers,
             shape.num_kv_heads,
@@ -100,9 +97,7 @@ class Engine:
             max_running=self.config.max_running,
             max_context=self._max_context,
         )
-        self._builder = BatchBuilder(
-            self.config.page_size, AttentionSpec(scale=shape.head_dim**-0.5), self._ops
-        )
+        self._builder = BatchBuilder(self.config.page_size, AttentionSpec(shape.attention_scale), self._ops)
         self._streams: dict[SequenceKey, OutputStream] = {}
         self._keys: dict[str, list[SequenceKey]] = {}
         self._seeds = random.Random(self.config.seed)
@@ -348,17 +343,20 @@ def _config(model: str | None, config: EngineConfig | None, fields: dict[str, ob
         raise InvalidConfig(f"unknown engine option {unknown[0]!r}; allowed are {allowed}") from None
 
 
-def _ops(config: EngineConfig, num_heads: int, num_kv_heads: int, head_dim: int) -> tuple[Ops, bool]:
-    """The op table, and whether it is deterministic: as asked, or where the default can be had."""
+def _build_model(config: EngineConfig, source: ModelSource, max_context: int) -> tuple[Model, bool]:
+    """The model, and whether it is deterministic: as asked, or where the default can be had."""
     wanted = config.deterministic
     if wanted is None:
         wanted = DETERMINISTIC_BY_DEFAULT and config.dtype == "float32"
+    shape, dtype = source.config, getattr(torch, config.dtype)
     try:
-        return cpu_ops(num_heads, num_kv_heads, head_dim, deterministic=wanted), wanted
+        ops = cpu_ops(shape.num_heads, shape.num_kv_heads, shape.head_dim, deterministic=wanted)
+        return Model(shape, source.weights(), ops, dtype, max_context=max_context), wanted
     except NotDeterministic as error:
         if config.deterministic:
             raise InvalidConfig(f"deterministic=True is not possible here: {error}") from None
-        return cpu_ops(num_heads, num_kv_heads, head_dim, deterministic=False), False
+    ops = cpu_ops(shape.num_heads, shape.num_kv_heads, shape.head_dim, deterministic=False)
+    return Model(shape, source.weights(), ops, dtype, max_context=max_context), False
 
 
 def _check_request(request: Request, vocab_size: int) -> None:

@@ -169,7 +169,7 @@ class _Step:
         lower = [other for other in self._seniors if other.priority < view.priority]
         missing = view.pages - self._pages
         helps = lower and (self._slots == 0 or missing > 0) and missing <= sum(o.pages for o in lower)
-        return lower[-1].key if helps and not self._admitted else None
+        return lower[-1].key if helps else None
 
     def admit(self, view: WaitingView) -> None:
         self._admitted.append((view.key, self._take(view.remaining)))

@@ -66,9 +66,8 @@ class Scheduler:
         self._aborting: list[Sequence] = []
         self._ended: list[Sequence] = []
         self._in_flight: Plan | None = None
-        # Free and evictable pages when the next in turn did not fit. Until there are more, or the tree
-        # has changed, looking again is useless. None: look.
-        self._blocked_at: int | None = None
+        # The next in turn lacks pages. Until something is published, given back or admitted, it stays so.
+        self._blocked = False
         self._arrivals = 0
         self._steps = 0
         self._preemptions = 0
@@ -128,7 +127,7 @@ class Scheduler:
         seq.arrival = self._arrivals
         self._arrivals += 1
         if self._waiting and seq.request.priority > self._waiting[0].request.priority:
-            self._blocked_at = None
+            self._blocked = False
         self._sequences[seq.key] = seq
         insort(self._waiting, seq, key=_place)
 
@@ -207,18 +206,17 @@ class Scheduler:
             above=max((seq.request.priority for seq in preempted), default=None),
         )
         running = [self._running_view(seq) for seq in self._running.values()]
-        waiting = [self._waiting_view(seq, budget.pages) for seq in self._candidates(running, budget.pages)]
+        waiting = [self._waiting_view(seq, budget.pages) for seq in self._candidates(running)]
         decision = decide(self._policy, running, waiting, budget)
-        if decision.blocked:
-            self._blocked_at = budget.pages
+        self._blocked = self._blocked or decision.blocked
         return waiting, decision
 
-    def _candidates(self, running: list[RunningView], pages: int) -> list[Sequence]:
+    def _candidates(self, running: list[RunningView]) -> list[Sequence]:
         """Who may be admitted now. Nobody is looked at when nobody could be."""
         window = self._waiting[:WINDOW]
         if not running or not window:
             return window
-        if self._blocked_at is not None and pages <= self._blocked_at:
+        if self._blocked:
             return []
         if len(running) >= self._slots or sum(view.remaining for view in running) >= self._chunk_size:
             lowest = min(view.priority for view in running)
@@ -280,7 +278,7 @@ class Scheduler:
             self._cached_tokens += seq.cached_tokens
         self._remove_waiting(seq)
         self._running[seq.key] = seq
-        self._blocked_at = None  # what it pinned is no longer missing to others with the same prefix
+        self._blocked = False  # what it pinned is no longer missing to others with the same prefix
         return seq
 
     def _note_passed_over(self, candidates: list[WaitingView], admitted: list[Sequence]) -> None:
@@ -329,7 +327,7 @@ class Scheduler:
     def _publish(self, seq: Sequence) -> None:
         assert seq.lease is not None, "only a running sequence has something to publish"
         self._cache.publish(seq.lease, seq.tokens, seq.computed)
-        self._blocked_at = None
+        self._blocked = False
 
     def _preempt(self, seq: Sequence) -> None:
         """Back to the front of its class, without pages. What was computed stays cached while it can."""
@@ -366,7 +364,7 @@ class Scheduler:
         seq.status = "finished"
         seq.finish_reason = reason
         seq.error = error
-        self._blocked_at = None
+        self._blocked = False
         self._total_ended += 1
         self._ended.append(seq)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from torch import Tensor
 from radixlm.kernels.cpu import cpu_ops
 from radixlm.kernels.cpu_attention import CpuAttention
 from radixlm.kernels.cpu_flash import Tile
-from radixlm.kernels.plan import PlanOptions
+from radixlm.kernels.plan import AttentionPlan, PlanOptions
 from testkit.paged import (
     Attention,
     Pool,
@@ -137,6 +138,16 @@ def test_in_double_precision_nothing_but_rounding_is_left(mode: str, kind: str) 
     double = replace(case, pool=case.pool.map(Tensor.double), queries=[one.double() for one in case.queries])
     wanted = reference(double.rows, double.pool, double.queries, torch.float64)
     torch.testing.assert_close(double.run(), wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["eager", "plain", "fixed tile"])
+def test_scores_of_thousands_do_not_overflow(mode: str) -> None:
+    case = make_case(mode, "mixed", 4)
+    large = replace(
+        case, pool=case.pool.map(Tensor.double), queries=[one.double() * 1e4 for one in case.queries]
+    )
+    wanted = reference(large.rows, large.pool, large.queries, torch.float64)
+    torch.testing.assert_close(large.run(), wanted, rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -270,6 +281,45 @@ def test_q_may_be_a_view_into_a_wider_matrix(mode: str) -> None:
     view = torch.cat((q, q), dim=1)[:, : q.shape[1]]
     out, wanted = (case.attention.attend(x, case.pool.keys, case.pool.values, plan) for x in (view, q))
     assert torch.equal(out, wanted)
+
+
+def reorder_segments(plan: AttentionPlan, order: list[int]) -> AttentionPlan:
+    """The same plan with its segments, and so its partials, numbered in another order."""
+    new_start = np.concatenate(([0], np.cumsum(plan.query_count[order]))).astype(np.int32)
+    page_runs = [plan.pages[plan.page_start[i] : plan.page_start[i + 1]] for i in order]
+    moved = np.empty(plan.num_partials + 1, dtype=np.int32)
+    moved[-1] = -1
+    for place, i in enumerate(order):
+        moved[plan.partial_start[i] : plan.partial_start[i + 1]] = np.arange(
+            new_start[place], new_start[place + 1]
+        )
+    return replace(
+        plan,
+        query_start=plan.query_start[order],
+        query_count=plan.query_count[order],
+        kv_tokens=plan.kv_tokens[order],
+        kv_start=plan.kv_start[order],
+        causal=plan.causal[order],
+        partial_start=new_start,
+        page_start=np.concatenate(([0], np.cumsum([len(run) for run in page_runs]))).astype(np.int32),
+        pages=np.concatenate(page_runs),
+        merge=moved[plan.merge],
+    )
+
+
+@pytest.mark.parametrize("kind", ["prefill", "mixed"])
+@pytest.mark.parametrize("mode", MODES)
+def test_the_segments_of_a_plan_may_be_numbered_in_any_order(mode: str, kind: str) -> None:
+    case = make_case(mode, kind, 8)
+    plan = case.rows.plan(case.options, 0.2)
+    spans = zip(case.queries, case.rows.starts, case.rows.stops, strict=True)
+    q = torch.cat([one[start:stop] for one, start, stop in spans])
+    plans = (plan, reorder_segments(plan, list(reversed(range(plan.num_segments)))))
+    out, other = (
+        case.attention.attend(q, case.pool.keys, case.pool.values, case.attention.prepare(one))
+        for one in plans
+    )
+    torch.testing.assert_close(other, out, rtol=1e-5, atol=1e-5)
 
 
 def test_a_plan_without_rows_gives_no_outputs() -> None:

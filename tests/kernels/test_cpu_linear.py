@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -11,14 +9,6 @@ from torch import Tensor
 from radixlm.kernels.cpu_linear import NEVER, NotDeterministic, pack_linear, steady_from
 
 SHAPES = ((24, 100), (100, 24), (33, 7), (48, 1536), (257, 64))
-
-
-@pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

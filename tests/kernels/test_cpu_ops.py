@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -18,15 +18,6 @@ WIDTHS = (24, 100, 576, 1000)
 HEAD_SIZES = (24, 64, 100, 128)
 
 Op = Callable[..., Tensor]
-
-
-@pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    """A large tensor is cut among threads at any number, in the middle of a row too."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 def normal(*shape: int, seed: int = 0, std: float = 1.0) -> Tensor:

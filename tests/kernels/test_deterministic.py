@@ -1,9 +1,9 @@
-"""Deterministic attention: a query has the same bits whatever it is computed with, and the tile behind that."""
+"""Deterministic attention: a query has the same bits whatever it is computed with; the tile behind that."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -18,14 +18,6 @@ from radixlm.kernels.plan import PlanOptions
 from testkit.paged import Attention, Pool, Rows, Spec, attend, fill, grow, make_queries
 
 HEADS, KV_HEADS, SIZE = 6, 2, 24
-
-
-@pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 def attention_with(split: int) -> tuple[Attention, PlanOptions]:
@@ -79,7 +71,7 @@ def test_chunks_and_batch_mates_change_no_bit_for_any_grouping_and_number_of_thr
     cuts = (0, 1, 50, 64, 129, 131, 256, 299, 300)
     chunks = [
         attend(ops, ops.plan_options, replace(rows.take([0]), starts=(a,), stops=(b,)), pool, queries)[0]
-        for a, b in zip(cuts, cuts[1:], strict=False)
+        for a, b in pairwise(cuts)
     ]
     assert torch.equal(torch.cat(chunks), together[0])
     for i in (1, 2):

@@ -31,10 +31,8 @@ def forests(draw: st.DrawFn, max_rows: int = 8, max_new: int | None = None) -> R
     tables: list[tuple[int, ...]] = []
     starts, stops = [], []
     for i in range(draw(st.integers(1, max_rows))):
-        table: tuple[int, ...] = ()
-        if tables and draw(st.booleans()):
-            parent = draw(st.sampled_from(tables))
-            table = parent[: draw(st.integers(0, len(parent)))]
+        parent = draw(st.sampled_from([(), *tables]))
+        table: tuple[int, ...] = parent[: draw(st.integers(0, len(parent)))]
         if len(table) < 5:
             table += tuple(draw(st.lists(st.sampled_from((0, 1)), max_size=5 - len(table))))
         own = draw(st.integers(0 if table else 1, 2))

@@ -154,12 +154,13 @@ class CacheModel(RuleBasedStateMachine):
         self.cache.publish(seq.lease, seq.tokens, upto)
         assert (seq.lease.version > version) == (seq.lease.pages != before)
         self.note(seq, upto)
+        if self.enabled:
+            assert self.cache.peek(seq.tokens[:upto], seq.lease.namespace).cached_tokens == upto
 
     def note(self, seq: Sequence, upto: int) -> None:
         if self.enabled:
-            name = seq.lease.namespace
-            self.published[name] |= {tuple(seq.tokens[:length]) for length in range(upto + 1)}
-            assert self.cache.peek(seq.tokens[:upto], name).cached_tokens == upto
+            prefixes = {tuple(seq.tokens[:length]) for length in range(upto + 1)}
+            self.published[seq.lease.namespace] |= prefixes
 
     @precondition(lambda self: any(seq not in self.unmade for seq in self.live))
     @rule(data=st.data(), extra=st.integers(0, 5))
@@ -170,6 +171,8 @@ class CacheModel(RuleBasedStateMachine):
         self.note(seq, upto)
         if child is not None:
             assert child.namespace == seq.lease.namespace
+            # Less only where the page to copy from made room for the child itself.
+            assert not self.enabled or child.cached_tokens in (upto, upto // self.size * self.size)
             self.admit(child, seq.tokens[:upto])
 
     @precondition(lambda self: self.live)

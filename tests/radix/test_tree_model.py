@@ -25,7 +25,7 @@ class TreeModel(RuleBasedStateMachine):
     @initialize(page_size=st.sampled_from([1, 2, 4]), eviction=st.sampled_from(["lru", "priority"]))
     def start(self, page_size: int, eviction: str) -> None:
         self.cache = PrefixCache(1_000, page_size, eviction=eviction)  # type: ignore[arg-type]
-        self.prefixes = {namespace: {()} for namespace in NAMESPACES}
+        self.prefixes: dict[tuple[str, ...], set[tuple[int, ...]]] = {name: {()} for name in NAMESPACES}
 
     def record(self, lease: Lease, tokens: tuple[int, ...], upto: int) -> None:
         self.cache.publish(lease, tokens, upto)

@@ -288,6 +288,32 @@ def test_a_large_request_is_not_starved_by_small_ones() -> None:
     finish(sim)
 
 
+@pytest.mark.parametrize("how", ["abort the large one", "fail a step", "a higher priority"])
+def test_a_blocked_queue_moves_on_as_soon_as_it_can(how: str) -> None:
+    sim = Simulation(num_pages=12, page_size=1, chunk_size=12)
+    running = [sim.add([0], max_tokens=8, salt=str(number)) for number in range(2)]
+    sim.step()
+    large = sim.add([1] * 11, max_tokens=1)
+    small = sim.add([0], max_tokens=2, salt="small")
+    sim.step()
+    assert sim.scheduler.stats().waiting == 2
+
+    expected = small
+    if how == "abort the large one":
+        sim.scheduler.abort(large)
+    elif how == "fail a step":
+        plan = sim.plan()
+        assert plan is not None
+        assert keys(plan) == running
+        sim.fail(plan)
+        expected = large
+    else:
+        expected = sim.add([1], max_tokens=2, priority=1)
+    sim.step()
+    assert sim.histories[expected].first_row_at == len(sim.plans) - 1
+    finish(sim)
+
+
 def test_a_chunk_smaller_than_the_batch_still_moves_everyone() -> None:
     sim = Simulation(num_pages=60, chunk_size=2, max_running=4)
     for first in (0, 1, 0, 1):
@@ -502,6 +528,18 @@ def test_a_failed_step_ends_its_rows_publishes_nothing_and_spares_the_others() -
     assert len(sim.output(other)) == 4
 
 
+def test_a_failed_step_keeps_only_what_was_published_before() -> None:
+    sim = Simulation(num_pages=30, page_size=2)
+    sim.add([0, 1], max_tokens=20)
+    for _ in range(6):
+        sim.step()
+    plan = sim.plan()
+    assert plan is not None
+
+    sim.fail(plan)
+    assert (sim.cache.cached_pages, sim.cache.free_pages) == (1, 29)
+
+
 def test_a_failed_step_gives_its_copies_up() -> None:
     sim = Simulation(num_pages=30, page_size=4)
     sim.add([0, 1, 1], max_tokens=0)
@@ -580,16 +618,13 @@ def test_steps_are_committed_one_at_a_time() -> None:
         sim.scheduler.fail(plan, "too late")
 
 
-def test_the_simulation_notices_a_page_that_holds_another_prefix() -> None:
+def test_the_simulation_notices_a_slot_that_does_not_hold_its_prefix() -> None:
     sim = Simulation(num_pages=8, page_size=2)
-    sim.add([0, 1, 1, 0], max_tokens=0)
-    finish(sim)
-    sim.add([1, 1, 1], salt="other", max_tokens=0)
+    sim.add([1, 1, 1], max_tokens=0)
     plan = sim.plan()
     assert plan is not None
     (row,) = plan.rows
-    (cached,) = sim.plans[0].rows
-    stolen = Row(row.key, row.tokens[2:], 2, 3, 2, 3, (cached.pages[0], row.pages[1]), samples=False)
+    skips = Row(row.key, row.tokens[2:], 2, 3, 2, 3, row.pages, samples=False)
 
     with pytest.raises(AssertionError, match="does not hold the key and value of that prefix"):
-        sim.pool.run(Plan(plan.step, (stolen,), ()), sim.live)
+        sim.pool.run(Plan(plan.step, (skips,), ()), sim.live)

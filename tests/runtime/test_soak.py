@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from testkit.soak import STATES, MixReport, random_mix, save_tiny_config, soak
 
 from radixlm.runtime.engine import Engine
+from testkit.soak import STATES, MixReport, random_mix, save_tiny_config, soak
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,8 @@
 """What transformers' `generate` says in float32, and where another run must say the same.
 
-A step counts while transformers' own two best logits stand clearly apart: nearer than TIE, float32 itself does
-not decide, and what follows is another text. So a prompt counts up to its first such step, and not beyond.
-End-of-text ids are ignored: both sides go on to the asked number of tokens.
+A step counts while transformers' own two best logits stand clearly apart: nearer than TIE, float32 itself
+does not decide, and what follows is another text. So a prompt counts up to its first such step, and not
+beyond. End-of-text ids are ignored: both sides go on to the asked number of tokens.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def load_gguf_reference(path: Path) -> PreTrainedModel:
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=torch.float32
     )
-    return without_end(model.eval())
+    return without_end(model)
 
 
 def without_end(model: PreTrainedModel) -> PreTrainedModel:
@@ -88,13 +88,12 @@ def differences(references: Sequence[Reference], completions: Sequence[Completio
         if got.error is not None:
             lines.append(f"prompt {i}: {got.error}")
         elif at is not None:
-            lines.append(f"prompt {i} differs at step {at}: {got.output_ids[at:at + 3]}, not {expected.tokens[at:at + 3]}")
+            wanted, found = expected.tokens[at : at + 3], got.output_ids[at : at + 3]
+            lines.append(f"prompt {i} differs at step {at}: {found}, not {wanted}")
     return lines
 
 
-def logprob_differences(
-    expected: Sequence[Completion], completions: Sequence[Completion]
-) -> list[str]:
+def logprob_differences(expected: Sequence[Completion], completions: Sequence[Completion]) -> list[str]:
     """One line for each completion whose tokens or log-probabilities differ in a single bit."""
     lines = []
     for i, (one, other) in enumerate(zip(expected, completions, strict=True)):

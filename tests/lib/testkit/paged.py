@@ -54,10 +54,12 @@ class Rows:
     stops: tuple[int, ...]
 
     def take(self, order: Sequence[int]) -> Rows:
-        tables, starts, stops = (
-            tuple(column[i] for i in order) for column in (self.tables, self.starts, self.stops)
+        return replace(
+            self,
+            tables=tuple(self.tables[i] for i in order),
+            starts=tuple(self.starts[i] for i in order),
+            stops=tuple(self.stops[i] for i in order),
         )
-        return replace(self, tables=tables, starts=starts, stops=stops)
 
     def plan(self, options: PlanOptions, scale: float) -> AttentionPlan:
         """The plan of the rows in this order."""
@@ -139,8 +141,7 @@ def attend(
     out = attention.attend(q, pool.keys, pool.values, attention.prepare(plan))
     assert out.shape == q.shape
     assert out.dtype == q.dtype
-    parts = out.split([stop - start for start, stop in spans])
-    by_row = dict(zip(order, parts, strict=True))
+    by_row = dict(zip(order, _split(out, spans), strict=True))
     return [by_row[i] for i in range(len(order))]
 
 
@@ -153,7 +154,11 @@ def reference(
     pool = pool.map(lambda pages: pages.to(dtype))
     scale = q.shape[2] ** -0.5 if scale is None else scale
     out = attend_rows(q, pool.keys, pool.values, rows.tables, rows.starts, rows.stops, scale)
-    return list(out.split([stop - start for start, stop in spans]))
+    return _split(out, spans)
+
+
+def _split(out: Tensor, spans: Sequence[tuple[int, int]]) -> list[Tensor]:
+    return list(torch.split(out, [stop - start for start, stop in spans]))
 
 
 def is_as_exact(ours: Tensor, plain: Tensor, truth: Tensor) -> bool:

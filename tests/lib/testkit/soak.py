@@ -44,6 +44,8 @@ def save_tiny_config(folder: Path) -> Path:
     return folder
 
 
+Progress = Callable[[int], None]
+
 # -- memory ------------------------------------------------------------------------------------------
 
 
@@ -64,7 +66,12 @@ class SoakReport:
 
 
 def soak(
-    engine: Engine, requests: int, *, warm_up: int, seed: int = 0, on_progress: Callable[[int], None] | None = None
+    engine: Engine,
+    requests: int,
+    *,
+    warm_up: int,
+    seed: int = 0,
+    on_progress: Callable[[int], None] | None = None,
 ) -> SoakReport:
     """Run `requests` requests of one token each, a few dozen at a time; some share prefixes, most do not."""
     rng = random.Random(seed)
@@ -150,7 +157,11 @@ def random_mix(engine: Engine, requests: int, *, seed: int = 0) -> MixReport:
         _count(engine.step(), live, ended, report)
         check_pages(engine)
     stats = engine.stats()
-    report.steps, report.preemptions, report.evicted_pages = stats.steps, stats.preemptions, stats.evicted_pages
+    report.steps, report.preemptions, report.evicted_pages = (
+        stats.steps,
+        stats.preemptions,
+        stats.evicted_pages,
+    )
     return report
 
 
