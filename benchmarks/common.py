@@ -27,6 +27,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(1, str(ROOT / "tests" / "lib"))  # testkit: transformers as a reference, the tiny model
 MODEL = "smollm2-135m"
 
 Runs = Mapping[str, Sequence[float]]
@@ -107,7 +108,9 @@ def command_line(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description.split("\n", 1)[0])
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="write figures and all repeats here")
     parser.add_argument("--report-only", action="store_true", help="exit with 0 even if a figure fails")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of both sides (default: all cores)")
+    parser.add_argument(
+        "--threads", type=int, default=os.cpu_count(), help="of both sides (default: all cores)"
+    )
     return parser
 
 
@@ -179,7 +182,21 @@ def _git(*arguments: str) -> str | None:
 
 def _write(path: Path, record: Mapping[str, object]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    path.write_text(_json(record) + "\n", encoding="utf-8")
+
+
+def _json(record: Mapping[str, object]) -> str:
+    """A line for each figure and each of the details, so that a later run can be compared by eye."""
+    blocks = []
+    for name, value in record.items():
+        lines = [json.dumps(value)]
+        if name == "figures" and isinstance(value, list):
+            lines = ["[", ",\n".join(f"  {json.dumps(item)}" for item in value), " ]"]
+        elif name == "details" and isinstance(value, dict):
+            items = (f"  {json.dumps(key)}: {json.dumps(item)}" for key, item in value.items())
+            lines = ["{", ",\n".join(items), " }"]
+        blocks.append(f" {json.dumps(name)}: " + "\n".join(lines))
+    return "{\n" + ",\n".join(blocks) + "\n}"
 
 
 def _table(figures: Sequence[Figure]) -> str:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from testkit.exactness import load_gguf_reference
 
 from radixlm.runtime.embedded import resolve_model
+from testkit.exactness import load_gguf_reference
 
 
 class Peer:

@@ -71,7 +71,7 @@ def ids(encode: Encode, count: int, rng: random.Random) -> Ids:
 def shared_prompts(
     encode: Encode, count: int, *, shared: int = 1063, private: int = 20, seed: int = 0
 ) -> list[Ids]:
-    """Prompts with exactly `shared` tokens in common and about `private` (a fifth more or less) of their own."""
+    """Prompts with exactly `shared` tokens in common and `private`, a fifth more or less, of their own."""
     rng = random.Random(seed)
     stem = ids(encode, shared, rng)
     spread = private // 5
@@ -115,13 +115,11 @@ def exact_prompts(encode: Encode, chat: Callable[[list[dict[str, str]]], list[in
         "Which planet has rings?",
         "Write a line about autumn.",
     )
+    cuts = (5, 21, 37, 53, 70, 101, 140, 187)
     groups = (
         [ids(encode, length, rng) for length in (4, 9, 17, 33, 64, 150, 301, 600)],
         [stem + own for own in _unlike(encode, 8, 3, 30, rng)],
-        [
-            fork[:cut] + own
-            for cut, own in zip((5, 21, 37, 53, 70, 101, 140, 187), _unlike(encode, 8, 4, 20, rng), strict=True)
-        ],
+        [fork[:cut] + own for cut, own in zip(cuts, _unlike(encode, 8, 4, 20, rng), strict=True)],
         [
             tuple(chat([{"role": "system", "content": system}, {"role": "user", "content": question}]))
             for question in questions
@@ -144,7 +142,7 @@ def mmlu_prompts(encode: Encode, folder: Path, *, subjects: int = 16, questions:
     return made
 
 
-def _rows(path: Path) -> list[Sequence[str]]:
+def _rows(path: Path) -> list[list[str]]:
     """The rows below the header: question, four choices, index of the right one."""
     with path.open(encoding="utf-8", newline="") as lines:
         return list(csv.reader(lines))[1:]

@@ -44,7 +44,8 @@ def save_tiny_config(folder: Path) -> Path:
     return folder
 
 
-Progress = Callable[[int], None]
+Progress = Callable[[int, int], None]
+"""Called with the requests done and the resident bytes."""
 
 # -- memory ------------------------------------------------------------------------------------------
 
@@ -71,7 +72,7 @@ def soak(
     *,
     warm_up: int,
     seed: int = 0,
-    on_progress: Callable[[int], None] | None = None,
+    on_progress: Progress | None = None,
 ) -> SoakReport:
     """Run `requests` requests of one token each, a few dozen at a time; some share prefixes, most do not."""
     rng = random.Random(seed)
@@ -82,8 +83,8 @@ def soak(
     after_warm_up = _resident()
     for i in range(warm_up, requests):
         _one_token(engine, rng, stems, i)
-        if on_progress is not None:
-            on_progress(i)
+        if on_progress is not None and i % 1000 == 0:
+            on_progress(i, _resident())
     _drain(engine)
     at_end = _resident()
     engine.cache.check()
