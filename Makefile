@@ -3,6 +3,9 @@
 #   make demo     questions for the default model, with reuse and speed
 #   make test     the tests                make bench        speed and reuse, against transformers
 #   make check    lint, types, contracts   make bench-exact  the whole table of equal tokens
+#                                          make bench-soak   memory, pages and ends over many requests
+#
+# Benchmarks write to benchmarks/results/. Hit rates need MMLU's files: make bench DATA=FOLDER.
 #
 # TORCH is what pip installs first, so that the package's own range (torch>=2.11) is already met. Another build:
 # make install TORCH='torch==2.12.0 --index-url URL', with the index of that build.
@@ -20,7 +23,7 @@ PIP := $(BIN)/python -m pip install --quiet
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: install demo check test bench bench-exact clean
+.PHONY: install demo check test bench bench-exact bench-soak clean
 
 install: $(INSTALLED)
 
@@ -48,10 +51,13 @@ test: install
 	$(BIN)/pytest
 
 bench: install
-	$(BIN)/python -P benchmarks/bench_engine.py
+	$(BIN)/python -P benchmarks/bench_engine.py --out benchmarks/results/bench_engine.json $(if $(DATA),--data $(DATA))
 
 bench-exact: install
-	$(BIN)/python -P benchmarks/bench_exact.py
+	$(BIN)/python -P benchmarks/bench_exact.py --out benchmarks/results/bench_exact.json
+
+bench-soak: install
+	$(BIN)/python -P benchmarks/bench_soak.py --out benchmarks/results/bench_soak.json
 
 clean:
 	rm -rf $(VENV) .typecheck build dist *.egg-info

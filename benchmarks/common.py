@@ -1,8 +1,9 @@
 """What every benchmark shares: its command line, the record of the machine, repeats, figures and the report.
 
-Import it before torch: OpenMP's wait policy is read once, when torch is loaded. A benchmark measures, adds
-`Figure`s to a `Report` and returns `report.finish()`, which prints one Markdown table, writes one JSON file
-with every repeat in it, and is the exit status: 1 if a figure does not hold.
+Import it before torch: what it sets in the environment, as the command line does, is read once, when torch
+is loaded. A benchmark measures, adds `Figure`s to a `Report` and returns `report.finish()`, which prints one
+Markdown table, writes one JSON file with every repeat in it, and is the exit status: 1 if a figure does not
+hold.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+from radixlm.runtime.cli import prepare_environment
+
+prepare_environment(os.environ)  # as the command line does: passive OpenMP threads and the like
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(1, str(ROOT / "tests" / "lib"))  # testkit: transformers as a reference, the tiny model

@@ -64,9 +64,10 @@ def shared_decoding(report: Report) -> None:
     """A decode step of 16 rows that share a long prefix over one of rows that share next to nothing."""
     options = report.options
     steps, repeats = (4, 2) if options.quick else (32, options.repeats)
+    shared = 200 if options.quick else 1063
     with open_engine(options.threads) as engine:
         encode = engine.tokenizer.encode
-        long = shared_prompts(encode, 16, shared=200 if options.quick else 1063, seed=3)
+        long = shared_prompts(encode, 16, shared=shared, seed=3)
         short = shared_prompts(encode, 16, shared=16, seed=4)
         runs = {
             "long": lambda: statistics.median(decode_steps(engine, long, steps).seconds),
@@ -76,9 +77,9 @@ def shared_decoding(report: Report) -> None:
         seconds = interleave(repeats, **runs)
     lengths = {"long": [len(prompt) for prompt in long], "short": [len(prompt) for prompt in short]}
     report.keep("decode step, 16 rows", seconds=seconds, prompt_tokens=lengths)
-    report.note("decode step, 16 rows, 1,063 shared tokens", _milliseconds(seconds["long"]))
+    report.note(f"decode step, 16 rows, {shared:,} shared tokens", _milliseconds(seconds["long"]))
     report.note("decode step, 16 rows, 16 shared tokens", _milliseconds(seconds["short"]))
-    name = "decode step, 16 rows: 1,063 shared tokens over 16 shared tokens"
+    name = f"decode step, 16 rows: {shared:,} shared tokens over 16 shared tokens"
     report.at_most(name, ratio(seconds, "long", "short"), 1.5, "x")
 
 

@@ -168,6 +168,7 @@ class Engine:
                 return self._last_events(self._scheduler.take_ended())
             before = self._meter.step.since_start()
             try:
+                used, fill = self._occupancy(plan)
                 outcomes = self._compute(plan)
             except BaseException as error:
                 ended = self._scheduler.fail(plan, f"the step failed: {type(error).__name__}: {error}")
@@ -178,7 +179,8 @@ class Engine:
             with self._meter.schedule:
                 ended = self._scheduler.commit(plan, outcomes)
             events = self._events(outcomes, ended)
-            self._count(plan, outcomes, self._meter.step.since_start() - before)
+            generated = sum(len(outcome.new_tokens) for outcome in outcomes)
+            self._meter.count_step(plan, generated, self._meter.step.since_start() - before, used, fill)
         return events
 
     def flush(self) -> int:
@@ -188,10 +190,7 @@ class Engine:
     def close(self) -> None:
         """End what is left, unanswered; the engine takes nothing more."""
         self._closed = True
-        for request_id in list(self._keys):
-            self.abort(request_id)
-        self._scheduler.plan()
-        self._last_events(self._scheduler.take_ended())
+        self._give_up("")
 
     def __enter__(self) -> Self:
         return self
@@ -215,17 +214,17 @@ class Engine:
         params = _params(sampling, len(todo))
         collector = Collector()
         batch, self._batches = self._batches, self._batches + 1
-        for i, (prompt, default) in enumerate(zip(todo, params, strict=True)):
-            self._announce(collector, prompt, default, f"generate-{batch}-{i}", str(i))
-        self._meter.count_batch(*collector.optimum())
         try:
+            for i, (prompt, default) in enumerate(zip(todo, params, strict=True)):
+                self._announce(collector, prompt, default, f"generate-{batch}-{i}", str(i))
+            self._meter.count_batch(*collector.optimum())
             while collector.outstanding:
                 collector.take(self.step())
                 if on_progress is not None:
                     on_progress(EngineProgress(collector.done, collector.total, collector.generated_tokens))
-        finally:
-            if collector.outstanding:
-                self._give_up(f"generate-{batch}-")
+        except BaseException:
+            self._give_up(f"generate-{batch}-")
+            raise
         return collector.completions()
 
     # -- the parts of a step -----------------------------------------------------------------------
@@ -283,11 +282,12 @@ class Engine:
                 del self._keys[seq.key.request_id]
         return events
 
-    def _count(self, plan: Plan, outcomes: list[Outcome], seconds: float) -> None:
+    def _occupancy(self, plan: Plan) -> tuple[int, float]:
+        """Pages that are not free while the step runs, and the share of their slots that hold a token when it
+        has run. Asked before the commit, which gives pages back."""
         used = self.cache.num_pages - self.cache.free_pages
-        held = self._scheduler.held_tokens
-        fill = held / (used * self.cache.page_size) if used else 1.0
-        self._meter.count_step(plan, sum(len(o.new_tokens) for o in outcomes), seconds, used, fill)
+        held = self._scheduler.held_tokens + sum(row.stop - row.write_from for row in plan.rows)
+        return used, held / (used * self.cache.page_size)
 
     # -- the parts of generate ---------------------------------------------------------------------
 
@@ -325,7 +325,7 @@ class Engine:
         return tuple(self.tokenizer.encode(prompt.text))
 
     def _give_up(self, prefix: str) -> None:
-        """A batch was interrupted: none of its sequences may go on holding pages."""
+        """End the requests of that prefix at once, unanswered: none of them may go on holding pages."""
         for request_id in [request_id for request_id in self._keys if request_id.startswith(prefix)]:
             self.abort(request_id)
         self._scheduler.end_aborted()

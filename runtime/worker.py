@@ -13,12 +13,13 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 from .engine import Engine
-from .errors import EngineStopped, RadixError
+from .errors import EngineStopped
 from .types import Event, FinishReason, Request
 
 T = TypeVar("T")
@@ -68,25 +69,31 @@ class EngineThread:
         loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
 
         def deliver(event: Event) -> None:
-            loop.call_soon_threadsafe(events.put_nowait, event)
+            with suppress(RuntimeError):  # the loop is closed: nobody waits for the rest of the events
+                loop.call_soon_threadsafe(events.put_nowait, event)
 
-        await asyncio.wrap_future(self.submit(request, deliver))
+        accepted = self.submit(request, deliver)
         left = request.sampling.n
         try:
+            await asyncio.wrap_future(accepted)
             while left:
                 event = await events.get()
                 left -= event.finish_reason is not None
                 yield event
         finally:
             if left:
-                self.abort(request.id)
+                # Left while it is still being accepted, it is aborted then. If it was refused, the request of
+                # that id is somebody else's.
+                accepted.add_done_callback(partial(self._abort_accepted, request.id))
 
     def close(self, timeout: float | None = None) -> None:
-        """Abort what runs, deliver its terminal events and end the thread. Closing twice is one close."""
+        """Abort what runs, deliver its terminal events and end the thread. Closing twice is one close; on the
+        engine's own thread it does not wait for the end."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
-        self._thread.join(timeout)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
 
     # -- on the engine's thread --------------------------------------------------------------------
 
@@ -116,6 +123,10 @@ class EngineThread:
         self._engine.add(request)
         self._listeners[request.id] = (deliver, set(range(request.sampling.n)))
 
+    def _abort_accepted(self, request_id: str, accepted: Future[None]) -> None:
+        if not accepted.cancelled() and accepted.exception() is None:
+            self.abort(request_id)
+
     def _deliver(self, events: list[Event]) -> None:
         for event in events:
             listener = self._listeners.get(event.request_id)
@@ -140,7 +151,7 @@ class EngineThread:
                 deliver(Event(request_id, index, finish_reason=ended, error=reason))
         self._listeners.clear()
         for command in commands:
-            command.future.set_exception(EngineStopped(reason))
+            command.refuse(EngineStopped(reason))
         self._engine.close()
 
 
@@ -152,11 +163,18 @@ class _Command(Generic[T]):
     function: Callable[[], T]
 
     def run(self) -> None:
+        """Whatever it raises belongs to who waits for the result: the engine's thread goes on."""
         if not self.future.set_running_or_notify_cancel():
             return
         try:
-            self.future.set_result(self.function())
-        except RadixError as error:
+            result = self.function()
+        except BaseException as error:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(result)
+
+    def refuse(self, error: EngineStopped) -> None:
+        if self.future.set_running_or_notify_cancel():
             self.future.set_exception(error)
 
 
