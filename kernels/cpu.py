@@ -2,9 +2,9 @@
 
 `cpu_ops` fills it. With `deterministic` every op gives a query's bits independent of its batch mates, its
 chunk and what the cache held: linears are packed and padded (cpu_linear.py), attention runs on fixed tiles
-and fixed splits (cpu_attention.py), and the other ops are made of steps whose result does not depend on where
-in memory, or on which thread, a number lies. Whether this processor can do so is found by trying when the
-table is made and when a weight is packed.
+and fixed splits (cpu_attention.py), and the other ops work along whole rows (cpu_fused.py). Whether this
+processor can do so is found by trying when the table is made and when a weight is packed. Half precision
+takes torch's own ops for the small steps, and promises no equal bits.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from . import cpu_fused
 from .cpu_attention import CpuAttention
 from .cpu_flash import find_tile
 from .cpu_linear import NotDeterministic, pack_linear
@@ -57,35 +58,48 @@ def cpu_ops(num_heads: int, num_kv_heads: int, head_dim: int, *, deterministic: 
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, eps)
+    if x.dtype != torch.float32:
+        return torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, eps)
+    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    out = torch.empty_like(rows)
+    cpu_fused.rms_norm(rows.numpy(), weight.numpy(), eps, out.numpy())
+    return out.view(x.shape)
 
 
 def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    total = x + residual
-    return _rms_norm(total, weight, eps), total
+    if x.dtype != torch.float32:
+        total = x + residual
+        return _rms_norm(total, weight, eps), total
+    x, residual = x.contiguous(), residual.contiguous()
+    normed, total = torch.empty_like(x), torch.empty_like(x)
+    cpu_fused.add_rms_norm(x.numpy(), residual.numpy(), weight.numpy(), eps, normed.numpy(), total.numpy())
+    return normed, total
 
 
 def _rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    turned = x * cos[:, None]
-    return turned.addcmul_(x.roll(x.shape[-1] // 2, -1), sin[:, None])
+    if x.dtype != torch.float32:
+        return x * cos[:, None] + x.roll(x.shape[-1] // 2, -1) * sin[:, None]
+    out = x.new_empty(x.shape)
+    cpu_fused.rope(x.numpy(), cos.numpy(), sin.numpy(), out.numpy())
+    return out
 
 
 def _silu_mul(gate_up: Tensor) -> Tensor:
-    """gate / (1 + exp(-gate)) * up, step by step.
-
-    torch's silu takes another exponential for the last few numbers of a thread's share of a large tensor, so
-    its bits depend on the number of rows; torch.exp takes the same one everywhere.
-    """
-    gate, up = gate_up.chunk(2, dim=-1)
-    divisor = gate.neg().exp_().add_(1.0)
-    return torch.div(gate, divisor, out=divisor).mul_(up)
+    if gate_up.dtype != torch.float32:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return torch.nn.functional.silu(gate).mul_(up)
+    out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
+    cpu_fused.silu_mul(gate_up.contiguous().numpy(), out.numpy())
+    return out
 
 
 def _kv_write(k_pages: Tensor, v_pages: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
+    if k_pages.dtype == torch.float32:
+        cpu_fused.kv_write(k_pages.numpy(), v_pages.numpy(), k.numpy(), v.numpy(), slots.numpy())
+        return
     page_size = k_pages.shape[2]
     page, offset = slots // page_size, slots % page_size
-    k_pages[page, :, offset] = k
-    v_pages[page, :, offset] = v
+    k_pages[page, :, offset], v_pages[page, :, offset] = k, v
 
 
 def _copy_pages(pool: Tensor, sources: Sequence[int], targets: Sequence[int]) -> None:

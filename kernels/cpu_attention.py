@@ -19,10 +19,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from . import cpu_fused
 from .cpu_flash import KEY_MULTIPLE, Tile, flash, product
+from .cpu_fused import Index
 from .ops import PreparedPlan
 from .plan import AttentionPlan, Ints
 
+FEW_SLOTS = 2048
+"""Up to so many gathered slots one thread is faster than waking another."""
 PADDING_LIMIT = 1.3
 """Tails share a batch while padding costs at most this factor in key reads."""
 
@@ -50,8 +54,11 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where a call's keys and values lie: rows of `_page_rows`, and which gathered slots are padding."""
+    """Where a call's keys and values lie: `index` (batch, G, pages) in the rows of `_page_rows`, flat as
+    `page_rows`; how many slots of an item count, and which gathered slots are padding."""
 
+    index: Index
+    tokens: Index
     page_rows: Tensor
     padding: Tensor | None
 
@@ -61,7 +68,7 @@ class CpuPlan:
     """A plan as calls, for one grouping of heads; lowered once a step and used by every layer.
 
     Partials are numbered in the order in which the calls make them. merge (levels, num_queries): the partials
-    of each query, num_partials standing for 'nothing'; None where the partials are the outputs.
+    of each query, -1 standing for none; None where the partials are the outputs.
     sources: one a call, for pages of `layout`; found at the first layer.
     """
 
@@ -70,7 +77,7 @@ class CpuPlan:
     num_queries: int
     num_partials: int
     calls: list[_Call]
-    merge: Tensor | None
+    merge: Index | None
     layout: tuple[int, int] | None = None
     sources: tuple[_Source, ...] = ()
 
@@ -98,20 +105,18 @@ class CpuAttention:
         _locate(plan, k_pages)
         keys, values = _page_rows(k_pages), _page_rows(v_pages)
         heads = (self._kv_heads, self._group)
-        out = q.new_empty(plan.num_partials + 1, *heads, q.shape[2])
-        lse = q.new_empty(plan.num_partials + 1, *heads, dtype=torch.promote_types(q.dtype, torch.float32))
+        out = q.new_empty(plan.num_partials, *heads, q.shape[2])
+        lse = q.new_empty(plan.num_partials, *heads, dtype=torch.promote_types(q.dtype, torch.float32))
         first = 0
         for call, source in zip(plan.calls, plan.sources, strict=True):
-            k, v = (_gather(rows, call, source, self._kv_heads) for rows in (keys, values))
+            k, v = _gather(keys, values, call, source)
             run = self._run_causal if call.causal else self._run
             last = first + call.batch * call.count
             shape = (call.batch, call.count, *heads)
             run(call, q, k, v, plan.scale, out[first:last].view(*shape, -1), lse[first:last].view(shape))
             first = last
-        if plan.merge is None:
-            return out[:-1].view(q.shape)
-        out[-1], lse[-1] = 0.0, -torch.inf
-        return _merge(out, lse, plan.merge).view(q.shape)
+        out = out.view(-1, *q.shape[1:])
+        return out if plan.merge is None else _merge(out, lse.view(out.shape[:2]), plan.merge)
 
     def _check(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: CpuPlan) -> None:
         pages, _, _, size = k_pages.shape
@@ -157,37 +162,26 @@ class CpuAttention:
         lse[0].copy_(s.permute(2, 0, 1))
 
 
-def _merge(out: Tensor, lse: Tensor, index: Tensor) -> Tensor:
-    """Combine each query's partials, first to last; a level that a query lacks adds exact zeros."""
-    levels, queries = index.shape
-    flat = index.view(-1)
-    parts = lse.index_select(0, flat).view(levels, queries, *lse.shape[1:])
-    weights = parts.sub_(parts.amax(0)).exp_()
-    total = weights[0].clone()
-    for weight in weights[1:]:
-        total += weight
-    values = out.index_select(0, flat).view(levels, queries, *out.shape[1:])
-    values *= weights.div_(total).to(out.dtype).unsqueeze(-1)
-    merged = values[0]
-    for value in values[1:]:
-        merged += value
-    return merged
+def _merge(out: Tensor, lse: Tensor, index: Index) -> Tensor:
+    """Combine each query's partials, first to last; sums in the precision of the log-sum-exps."""
+    merged = out.new_empty((index.shape[1], *out.shape[1:]), dtype=lse.dtype)
+    cpu_fused.merge(out.to(lse.dtype).numpy(), lse.numpy(), index, merged.numpy())
+    return merged.to(out.dtype)
 
 
-def _merge_index(plan: AttentionPlan, calls: Sequence[_Call]) -> Tensor | None:
+def _merge_index(plan: AttentionPlan, calls: Sequence[_Call]) -> Index | None:
     """The plan's merge table in the numbers of the calls' partials; None where it would change nothing."""
-    number = np.empty(plan.num_partials + 1, dtype=np.int64)
+    number = np.full(plan.num_partials + 1, -1, dtype=np.int64)  # the last stands for no partial
     first = 0
     for call in calls:
         starts = plan.partial_start[call.segments].astype(np.int64)
         places = first + np.arange(call.batch * call.count).reshape(call.batch, call.count)
         number[starts[:, None] + np.arange(call.count)] = places
         first += call.batch * call.count
-    number[plan.num_partials] = plan.num_partials
-    index = number[plan.merge]
+    index: Index = number[plan.merge]
     if not len(index) or (len(index) == 1 and bool((index[0] == np.arange(plan.num_queries)).all())):
         return None
-    return torch.from_numpy(index)
+    return index
 
 
 def _page_rows(pages: Tensor) -> Tensor:
@@ -217,18 +211,30 @@ def _source(call: _Call, layout: tuple[int, int], heads: int, page_size: int) ->
     item, slot = np.nonzero(np.arange(slots) >= call.tokens[:, None])
     padding = (item[:, None] * heads + np.arange(heads)) * slots + slot[:, None]
     return _Source(
+        index=rows,
+        tokens=call.tokens.astype(np.int64),
         page_rows=torch.from_numpy(rows.reshape(-1)),
         padding=torch.from_numpy(padding.reshape(-1)) if len(item) else None,
     )
 
 
-def _gather(rows: Tensor, call: _Call, source: _Source, kv_heads: int) -> Tensor:
-    """The call's keys or values (B, G, n, D). Padding is zeroed: an unwritten slot may hold anything, and
-    not even a weight of 0 would hide a NaN."""
-    gathered, size = rows.index_select(0, source.page_rows), rows.shape[2]
-    if source.padding is not None:
-        gathered.view(-1, size).index_fill_(0, source.padding, 0.0)
-    return gathered.view(call.batch, kv_heads, -1, size)[:, :, : call.keys]
+def _gather(keys: Tensor, values: Tensor, call: _Call, source: _Source) -> tuple[Tensor, Tensor]:
+    """The call's keys and values (B, G, n, D), padding zeroed. Large ones are worth two threads."""
+    batch, heads, pages = source.index.shape
+    page_size, size = keys.shape[1:]
+    slots = pages * page_size
+    if keys.dtype == torch.float32 and batch * slots <= FEW_SLOTS:
+        k, v = (keys.new_empty(batch, heads, slots, size) for _ in range(2))
+        cpu_fused.gather_pages(
+            keys.numpy(), values.numpy(), source.index, source.tokens, k.numpy(), v.numpy()
+        )
+    else:
+        k, v = (rows.index_select(0, source.page_rows) for rows in (keys, values))
+        if source.padding is not None:
+            for gathered in (k, v):
+                gathered.view(-1, size).index_fill_(0, source.padding, 0.0)
+        k, v = (gathered.view(batch, heads, slots, size) for gathered in (k, v))
+    return k[:, :, : call.keys], v[:, :, : call.keys]
 
 
 def _whole_calls(plan: AttentionPlan) -> Iterable[_Call]:
@@ -279,7 +285,7 @@ def _tail_calls(plan: AttentionPlan) -> Iterable[_Call]:
         real_sum = np.cumsum(np.maximum(plan.kv_tokens[order], KEY_MULTIPLE))
         fits = np.flatnonzero(padded_sum <= np.maximum(real_sum * PADDING_LIMIT, 8 * longest))
         batch = int(fits[-1]) + 1
-        yield _tail_call(plan, order[:batch], longest)
+        yield _tail_call(plan, np.sort(order[:batch]), longest)
         order = order[batch:]
 
 
@@ -291,7 +297,7 @@ def _tail_call(plan: AttentionPlan, segments: NDArray[np.intp], keys: int) -> _C
     return _Call(
         count=1,
         batch=len(segments),
-        queries=torch.from_numpy(plan.query_start[segments].astype(np.int64)),
+        queries=_queries(plan.query_start[segments]),
         pages=np.stack([_pages(plan, i, keys) for i in segments]),
         keys=keys,
         tokens=tokens,
@@ -321,3 +327,11 @@ def _causal_mask(count: int, group: int, causal: int, keys: int, tile: Tile | No
 
 def _hide(hidden: Tensor) -> Tensor:
     return torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
+
+
+def _queries(numbers: Ints) -> slice | Tensor:
+    """A slice where the queries follow one another, else their indices."""
+    first = int(numbers[0])
+    if np.array_equal(numbers, np.arange(first, first + len(numbers))):
+        return slice(first, first + len(numbers))
+    return torch.from_numpy(numbers.astype(np.int64))

@@ -3,6 +3,9 @@ plain matrix product, gives each row the same bits whatever the number of rows.
 
 That last point is a property of the processor and the library, so it is tried when a weight is packed and
 never assumed: `steady_from` is the least number of rows from which on it holds. Shorter inputs are padded.
+
+oneDNN compiles and keeps a kernel for each number of rows it meets, so above `_BLOCK` rows only multiples of
+it are run and the rest is padding: a few dozen kernels for each shape of a weight, not one for every length.
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-_PROBES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 127, 128, 200)
+_BLOCK = 32
+# Numbers of rows that are really run: any up to a block, then whole blocks.
+_PROBES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 64, 96, 128, 160, 192, 224, 256, 512)
 NEVER = 1 << 30
 
 
@@ -37,11 +42,16 @@ def pack_linear(weight: Tensor, bias: Tensor | None, *, steady: bool) -> Callabl
 
     def apply(x: Tensor) -> Tensor:
         rows = x.shape[0]
-        if rows >= least:
+        padding = _rows_to_run(max(rows, least)) - rows
+        if padding == 0:
             return _packed_linear(x, packed, bias)
-        return _packed_linear(torch.nn.functional.pad(x, (0, 0, 0, least - rows)), packed, bias)[:rows]
+        return _packed_linear(torch.nn.functional.pad(x, (0, 0, 0, padding)), packed, bias)[:rows]
 
     return apply
+
+
+def _rows_to_run(rows: int) -> int:
+    return rows if rows <= _BLOCK else -(-rows // _BLOCK) * _BLOCK
 
 
 @cache

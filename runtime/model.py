@@ -62,7 +62,7 @@ class Model:
         self._next_norms = [layer.input_norm for layer in self._layers[1:]]
         self._next_norms.append(packed.tensors["model.norm.weight"])
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def forward(self, inputs: ModelInputs, k_pages: list[Tensor], v_pages: list[Tensor]) -> Tensor:
         """Writes the step's keys and values into the pages (one tensor a layer) and returns the logits of
         logit_rows, float32 (R, vocabulary)."""

@@ -7,6 +7,11 @@ views always give the same decision, so a rule can be tested by writing down the
 What must hold: a decision never exceeds the budget; with anything to run it lets something run or
 preempts one sequence (the caller applies that and asks again with new views), and preempting ends, since
 the most senior running sequence is never a victim while it is not outranked.
+
+A sequence takes pages chunk by chunk, but it is admitted only if its whole prompt fits beside what the
+running ones have still to take: `reserved` pages are free now and are kept from admissions. They are not
+kept from running rows, which would only preempt sooner. So prefills alone never run each other out of
+pages; decoding can, and then the least senior gives way.
 """
 
 from __future__ import annotations
@@ -27,9 +32,10 @@ AGE_LIMIT = 32
 
 
 class RunningView(NamedTuple):
-    """A running sequence. `remaining` tokens are to be computed before its next token is chosen, `growth`
-    pages are to be taken for them; `pages` is what it holds, the most that preempting it can give back.
-    `prefills` says that it publishes what it computes as it goes, so that others may wait for it."""
+    """A running sequence. `remaining` tokens are to be computed before its next token is chosen. `pages` is
+    what it holds, `growth` the most it takes in this step, `reserved` what it takes after that for the rest
+    of them: together the most that preempting it can give to others. `prefills` says that it publishes what
+    it computes as it goes, so that others may wait for it."""
 
     key: SequenceKey
     priority: int
@@ -38,14 +44,16 @@ class RunningView(NamedTuple):
     tokens: list[int]
     computed: int
     remaining: int
-    growth: int
     pages: int
+    growth: int
+    reserved: int
     prefills: bool
 
 
 class WaitingView(NamedTuple):
     """A candidate. `cached` tokens of it are in the cache; admitting it makes `pages` pages unavailable
-    (fresh ones and those that its match pins) and leaves `remaining` tokens to compute."""
+    (those that its match pins, and fresh ones, taken now or later, for the rest of its tokens and the next)
+    and leaves `remaining` tokens to compute."""
 
     key: SequenceKey
     priority: int
@@ -98,14 +106,14 @@ def decide(
     """Everyone who decodes gets one token. The rest goes to prefills by priority, and among equals to the
     running ones first, then to admissions in turn.
 
-    If the running ones need more pages than there are, the least senior of them is preempted.
+    If the running ones need more pages in this step than there are, the least senior of them is preempted.
     """
     seniors = sorted(running, key=_seniority)
     growth = sum(view.growth for view in seniors)
     if growth > budget.pages:
         assert len(seniors) > 1, "a sequence that runs alone always finds its next page"
         return Decision(preempt=seniors[-1].key)
-    step = _Step(seniors, budget, budget.pages - growth)
+    step = _Step(seniors, budget, budget.pages - growth - sum(view.reserved for view in seniors))
     for view in sorted(waiting, key=_by_arrival if policy == "fcfs" else _by_match):
         step.continue_prefills(view.priority)
         if step.waits(view):
@@ -120,7 +128,8 @@ def decide(
 
 
 class _Step:
-    """A decision in the making: what is left of the budget, and who got what."""
+    """A decision in the making: what is left of the budget, and who got what. `pages` are those that may go
+    to admissions: less than none where decoding has taken what a prefill had reserved."""
 
     def __init__(self, seniors: list[RunningView], budget: Budget, pages: int) -> None:
         self._seniors = seniors
@@ -163,12 +172,13 @@ class _Step:
         )
 
     def outranked_by(self, view: WaitingView) -> SequenceKey | None:
-        """The least senior running sequence of a lower priority, if all of them hold what `view` lacks.
+        """The least senior running sequence of a lower priority, if all of them can give what `view` lacks.
 
         Nobody is preempted for tokens: prefills of a lower priority stand back anyway."""
         lower = [other for other in self._seniors if other.priority < view.priority]
         missing = view.pages - self._pages
-        helps = lower and (self._slots == 0 or missing > 0) and missing <= sum(o.pages for o in lower)
+        given = sum(other.pages + other.growth + other.reserved for other in lower)
+        helps = lower and (self._slots == 0 or missing > 0) and missing <= given
         return lower[-1].key if helps else None
 
     def admit(self, view: WaitingView) -> None:

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-
 from .errors import InvalidRequest
 from .stops import validate_stops
 

@@ -8,8 +8,9 @@ asks for a plan, runs it and commits what came out.
 
 What must hold: one plan is in flight at most; a plan is None only when there is nothing to run; a prompt
 that can never fit is refused by `add`, a sequence that outgrows context or pool ends with "length"; the
-keys and values of tokens[:computed] are in the pages of the lease; every added sequence comes back once,
-from commit, fail or take_ended, with its `finish_reason`.
+keys and values of tokens[:computed] are in the pages of the lease, which grows row by row, so that a prompt
+in chunks holds no page before it fills it; every added sequence comes back once, from commit, fail or
+take_ended, with its `finish_reason`.
 """
 
 from __future__ import annotations
@@ -157,10 +158,10 @@ class Scheduler:
             preempted.append(seq)
             candidates, decision = self._decide(preempted)
         rows = [self._grow(self._running[key], count) for key, count in decision.rows]
-        admitted = [self._admit(self._sequences[key]) for key, _ in decision.admit]
-        rows += [seq.row(count) for seq, (_, count) in zip(admitted, decision.admit, strict=True)]
+        remaining = {view.key: view.remaining for view in candidates}
+        rows += [self._admit(self._sequences[key], count, remaining[key]) for key, count in decision.admit]
         assert rows, "with anything to run, a plan has rows"
-        self._note_passed_over(candidates, admitted)
+        self._note_passed_over(candidates, [self._sequences[key] for key, _ in decision.admit])
         self._in_flight = Plan(
             step=self._steps,
             rows=tuple(rows),
@@ -228,6 +229,8 @@ class Scheduler:
         assert lease is not None, "a running sequence holds a lease"
         length, held = len(seq.tokens), len(lease.pages)
         remaining = length - seq.start
+        prefills = remaining > 1 or length == seq.prompt_len
+        growth = max(0, self._pages_for(seq.start + min(remaining, self._chunk_size)) - held)
         return RunningView(
             key=seq.key,
             priority=seq.request.priority,
@@ -236,9 +239,10 @@ class Scheduler:
             tokens=seq.tokens,
             computed=seq.computed,
             remaining=remaining,
-            growth=max(0, -(-length // self._cache.page_size) - held),
             pages=held,
-            prefills=remaining > 1 or length == seq.prompt_len,
+            growth=growth,
+            reserved=max(0, self._pages_for(seq.reach if prefills else length) - held - growth),
+            prefills=prefills,
         )
 
     def _waiting_view(self, seq: Sequence, pages: int) -> WaitingView:
@@ -267,10 +271,10 @@ class Scheduler:
             assert grown, "the pages that running sequences grow by were counted before"
         return seq.row(count)
 
-    def _admit(self, seq: Sequence) -> Sequence:
-        lease = self._cache.acquire(
-            seq.tokens, seq.request.namespace, seq.reach, priority=seq.request.priority
-        )
+    def _admit(self, seq: Sequence, count: int, remaining: int) -> Row:
+        """Its first row. If less of it is cached by now than was seen, the row starts and ends earlier."""
+        stop = len(seq.tokens) - remaining + count
+        lease = self._cache.acquire(seq.tokens, seq.request.namespace, stop, priority=seq.request.priority)
         assert lease is not None, "the pages of an admitted sequence were counted before"
         seq.hold(lease)
         if seq.preemptions == 0:
@@ -279,7 +283,10 @@ class Scheduler:
         self._remove_waiting(seq)
         self._running[seq.key] = seq
         self._blocked = False  # what it pinned is no longer missing to others with the same prefix
-        return seq
+        return seq.row(count)
+
+    def _pages_for(self, length: int) -> int:
+        return -(-length // self._cache.page_size)
 
     def _note_passed_over(self, candidates: list[WaitingView], admitted: list[Sequence]) -> None:
         """Age those who still wait although someone of their class who came later was admitted."""

@@ -3,7 +3,7 @@
 A sequence knows its tokens, how many of them have keys and values in place, and the lease that holds
 their pages. It does not know the scheduler, the cache or time. The scheduler is the only writer; everyone
 else reads. What must hold while it runs: `computed <= len(tokens)`, and the lease covers every slot below
-`computed`. The next row of a sequence follows from its fields alone, whatever happened before:
+`computed` and those of the row in flight, no more. The next row of a sequence follows from its fields alone, whatever happened before:
 
     0 ............. start ............ computed ............ len(tokens)
     |  KV in place   |  KV in place,    |  KV still to write   |
@@ -62,7 +62,8 @@ class Sequence:
 
     @property
     def reach(self) -> int:
-        """Slots to hold at admission: every token there is, and one more if its KV will ever be written."""
+        """Slots for which there must be pages when it is admitted, though it takes them chunk by chunk: every
+        token there is, and one more if its KV will ever be written."""
         length = len(self.tokens)
         return max(length, min(length + 1, self.prompt_len + self.request.sampling.max_tokens - 1))
 

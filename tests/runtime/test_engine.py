@@ -169,7 +169,7 @@ def test_a_refused_request_leaves_its_id_free_and_changes_nothing(open_engine: O
 
 
 def test_an_unknown_option_is_refused_with_those_that_exist(open_engine: OpenEngine) -> None:
-    with pytest.raises(InvalidConfig, match="unknown engine option 'page_sise'; allowed are .*page_size"):
+    with pytest.raises(InvalidConfig, match=r"unknown engine option 'page_sise'; allowed are .*page_size"):
         open_engine(page_sise=4)
 
 
@@ -482,7 +482,7 @@ def test_the_figures_agree_with_what_was_done(open_engine: OpenEngine, options: 
     assert stats.hit_rate <= stats.optimal_hit_rate + 1e-9
     assert (stats.hit_rate > 0) == (options.get("prefix_cache", True))
     assert 0 < stats.page_fill <= 1
-    assert 6 <= stats.peak_pages * engine.config.page_size
+    assert stats.peak_pages * engine.config.page_size >= 6
     assert 0 < stats.peak_pages <= stats.num_pages == engine.cache.num_pages
     assert stats.page_size == engine.config.page_size
     assert stats.steps >= 5

@@ -108,9 +108,7 @@ def expected(model: PreTrainedModel, tokens: Sequence[int]) -> torch.Tensor:
     return torch.log_softmax(logits.double(), dim=-1)
 
 
-def assert_agrees(
-    found: Sequence[TokenLogprob], tokens: Sequence[int], rows: torch.Tensor, top: int
-) -> None:
+def assert_agrees(found: Sequence[TokenLogprob], tokens: Sequence[int], rows: torch.Tensor, top: int) -> None:
     """found[i] is of tokens[i] under rows[i]."""
     assert [entry.token_id for entry in found] == list(tokens)
     for entry, row in zip(found, rows, strict=True):

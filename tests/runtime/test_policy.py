@@ -12,7 +12,7 @@ def decoding(
     name: str, *, arrival: int = 0, priority: int = 0, growth: int = 0, pages: int = 4
 ) -> RunningView:
     tokens = [1] * 9
-    return RunningView(key(name), priority, arrival, ("",), tokens, 8, 1, growth, pages, prefills=False)
+    return RunningView(key(name), priority, arrival, ("",), tokens, 8, 1, pages, growth, 0, prefills=False)
 
 
 def prefilling(
@@ -23,9 +23,13 @@ def prefilling(
     arrival: int = 0,
     priority: int = 0,
     namespace: tuple[str, ...] = ("",),
+    growth: int = 0,
+    reserved: int = 0,
 ) -> RunningView:
     left = len(tokens) - computed
-    return RunningView(key(name), priority, arrival, namespace, tokens, computed, left, 0, 4, prefills=True)
+    return RunningView(
+        key(name), priority, arrival, namespace, tokens, computed, left, 4, growth, reserved, prefills=True
+    )
 
 
 def candidate(
@@ -156,6 +160,31 @@ def test_pages_that_running_ones_grow_by_are_not_given_to_new_ones() -> None:
 
     assert not admitted(decide("fcfs", [decoding("r", growth=1)], waiting, budget(pages=5)))
     assert admitted(decide("fcfs", [decoding("r", growth=1)], waiting, budget(pages=6)))
+
+
+def test_pages_that_a_prefill_has_still_to_take_are_not_given_to_new_ones() -> None:
+    running = [prefilling("p", [7] * 90, growth=2, reserved=20)]
+    waiting = [candidate("c", arrival=1, pages=3)]
+
+    refused = decide("fcfs", running, waiting, budget(tokens=200, pages=24))
+    assert rows(refused) == {"p": 90}
+    assert not admitted(refused)
+    assert refused.blocked
+    assert admitted(decide("fcfs", running, waiting, budget(tokens=200, pages=25)))
+
+
+def test_pages_reserved_for_later_preempt_nobody_now() -> None:
+    running = [prefilling("p", [7] * 90, growth=2, reserved=20), decoding("d", arrival=1, growth=1)]
+
+    assert rows(decide("fcfs", running, [], budget(tokens=10, pages=3))) == {"d": 1, "p": 9}
+    assert decide("fcfs", running, [], budget(tokens=10, pages=2)).preempt == key("d")
+
+
+def test_a_higher_priority_preempts_a_prefill_for_the_pages_it_has_still_to_take() -> None:
+    running = [prefilling("p", [7] * 90, growth=2, reserved=20)]
+    waiting = [candidate("urgent", arrival=1, priority=1, pages=24)]
+
+    assert decide("fcfs", running, waiting, budget(pages=22)).preempt == key("p")
 
 
 def test_each_admission_takes_its_pages_and_its_slot() -> None:

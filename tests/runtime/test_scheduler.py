@@ -123,6 +123,49 @@ def test_two_requests_of_sixty_percent_of_the_pool_both_finish(policy: Policy, p
     assert sim.scheduler.stats().preemptions <= 2
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("prefix_cache", [True, False])
+@pytest.mark.parametrize("prompt", [11, 12])
+def test_two_prompts_of_sixty_percent_of_the_pool_in_chunks_run_one_after_the_other(
+    policy: Policy, prefix_cache: bool, prompt: int
+) -> None:
+    sim = Simulation(num_pages=10, page_size=2, policy=policy, chunk_size=3, prefix_cache=prefix_cache)
+    keys = [sim.add([first] * prompt, max_tokens=12 - prompt) for first in (0, 1)]
+
+    finish(sim)
+    assert sim.scheduler.stats().preemptions == 0
+    assert [sim.histories[key].computed_tokens for key in keys] == [prompt, prompt]
+
+
+@pytest.mark.parametrize(("length", "fits"), [(2, True), (3, False)])
+def test_a_higher_priority_is_admitted_beside_what_a_prefill_has_still_to_take_or_in_its_place(
+    length: int, fits: bool
+) -> None:
+    sim = Simulation(num_pages=12, page_size=1, chunk_size=4)
+    low = sim.add([0] * 10, max_tokens=0)
+    sim.step()
+    assert sim.cache.free_pages == 8
+    high = sim.add([1] * length, max_tokens=0, priority=1)
+
+    plan = sim.plan()
+    assert plan is not None
+    assert plan.preempted == (() if fits else (low,))
+    assert keys(plan)[-1] == high
+    sim.commit(plan)
+    finish(sim)
+
+
+def test_decoding_takes_what_a_younger_prefill_reserved_and_both_end() -> None:
+    sim = Simulation(num_pages=12, page_size=1, chunk_size=2)
+    old = sim.add([0], max_tokens=8)
+    sim.step()
+    young = sim.add([1] * 10, max_tokens=1)
+
+    finish(sim)
+    assert sim.histories[old].seq.preemptions == 0
+    assert sim.histories[young].seq.preemptions > 0
+
+
 def test_many_growing_requests_are_not_preempted_for_ever() -> None:
     sim = Simulation(num_pages=12, page_size=1, max_running=6)
     for number in range(6):
@@ -451,6 +494,36 @@ def test_a_cache_flush_while_running_changes_no_output() -> None:
 
     sim.check_outputs()
     sim.check_idle()
+
+
+# -- pages ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+@pytest.mark.parametrize("chunk_size", [3, 4, 7])
+def test_a_prompt_in_chunks_holds_only_the_pages_it_has_filled(prefix_cache: bool, chunk_size: int) -> None:
+    sim = Simulation(num_pages=20, page_size=4, chunk_size=chunk_size, prefix_cache=prefix_cache)
+    key = sim.add([0, 1] * 20, max_tokens=2)
+    used = []
+    while (plan := sim.plan()) is not None:
+        used.append(sim.cache.num_pages - sim.cache.free_pages)
+        sim.commit(plan)
+
+    rows = [row for plan in sim.plans for row in plan.rows if row.key == key]
+    assert used == [-(-row.stop // 4) for row in rows]
+    assert rows[-1].stop == 41
+
+
+def test_pages_are_full_while_prompts_of_every_length_are_prefilled_in_chunks() -> None:
+    sim = Simulation(num_pages=500, page_size=16, chunk_size=512)
+    for number, length in enumerate((2000, 1367, 733, 100)):
+        sim.add([number] * length, max_tokens=0)
+    fills = []
+    while sim.step():
+        fills.append(sim.page_fill)
+
+    assert len(fills) == 9
+    assert min(fills) > 0.98
 
 
 # -- ends ----------------------------------------------------------------------------------------------

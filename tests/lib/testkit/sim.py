@@ -196,6 +196,7 @@ class Simulation:
         assert len(set(keys)) == len(keys), "a sequence has one row in a step"
         assert sum(row.stop - row.start for row in plan.rows) <= self.chunk_size, "too many tokens in a step"
         assert 0 < self.scheduler.stats().running <= self.max_running, "too many sequences running"
+        assert not plan.preempted or self._may_preempt(plan), "prefills ran each other out of pages"
         return plan
 
     def commit(self, plan: Plan) -> None:
@@ -227,6 +228,12 @@ class Simulation:
             assert steps <= bound, f"not idle after {bound} steps: {self.scheduler.stats()}"
         return steps
 
+    @property
+    def page_fill(self) -> float:
+        """The share of the slots of used pages that hold keys and values."""
+        used = self.cache.num_pages - self.cache.free_pages
+        return self.scheduler.held_tokens / (used * self.cache.page_size)
+
     def work_bound(self) -> int:
         """More steps than a fair schedule needs: everyone alone, replayed once for every other."""
         lengths = [seq.prompt_len + seq.request.sampling.max_tokens for seq in self.live.values()]
@@ -255,6 +262,11 @@ class Simulation:
         assert self.cache.leased_pages == 0, "pages are leased although nothing runs"
         assert self.cache.free_pages + self.cache.evictable_pages == self.cache.num_pages, "pages are lost"
         assert all(history.ended == 1 for history in self.histories.values()), "one end for each sequence"
+
+    def _may_preempt(self, plan: Plan) -> bool:
+        """Only a sequence that has begun to generate, or a higher priority, takes pages from the others."""
+        part = [s for s in self.live.values() if s.status == "running" or s.key in plan.preempted]
+        return any(seq.output for seq in part) or len({seq.request.priority for seq in part}) > 1
 
     def _collect(self, ended: list[Sequence]) -> None:
         for seq in ended:
