@@ -46,9 +46,6 @@ from .tokenizer import Tokenizer
 from .types import Completion, Event, Outcome, Plan, Request, SequenceKey
 from .weights import ModelSource, open_model
 
-DETERMINISTIC_BY_DEFAULT = True
-"""On a CPU. benchmarks/ prints what it costs; see docs/design.md."""
-
 
 class Engine:
     """`Engine("smollm2-135m", page_size=16, ...)`: options are the fields of EngineConfig.
@@ -72,7 +69,7 @@ class Engine:
         )
         num_pages = self.config.num_pages or pages_within(self.config.kv_memory, a_page)
         self._page_bytes = a_page
-        self._model, self._deterministic = _build_model(self.config, source, self._max_context)
+        self._model = _build_model(self.config, source, self._max_context)
         self._ops = self._model.ops
         self._pool = KvPool(
             shape.num_layers,
@@ -128,7 +125,7 @@ class Engine:
             kv_bytes=self.cache.num_pages * self._page_bytes,
             max_context=self._max_context,
             threads=torch.get_num_threads(),
-            deterministic=self._deterministic,
+            deterministic=self.config.deterministic,
             attention=self._ops.name,
         )
 
@@ -343,20 +340,13 @@ def _config(model: str | None, config: EngineConfig | None, fields: dict[str, ob
         raise InvalidConfig(f"unknown engine option {unknown[0]!r}; allowed are {allowed}") from None
 
 
-def _build_model(config: EngineConfig, source: ModelSource, max_context: int) -> tuple[Model, bool]:
-    """The model, and whether it is deterministic: as asked, or where the default can be had."""
-    wanted = config.deterministic
-    if wanted is None:
-        wanted = DETERMINISTIC_BY_DEFAULT and config.dtype == "float32"
+def _build_model(config: EngineConfig, source: ModelSource, max_context: int) -> Model:
     shape, dtype = source.config, getattr(torch, config.dtype)
     try:
-        ops = cpu_ops(shape.num_heads, shape.num_kv_heads, shape.head_dim, deterministic=wanted)
-        return Model(shape, source.weights(), ops, dtype, max_context=max_context), wanted
+        ops = cpu_ops(shape.num_heads, shape.num_kv_heads, shape.head_dim, deterministic=config.deterministic)
+        return Model(shape, source.weights(), ops, dtype, max_context=max_context)
     except NotDeterministic as error:
-        if config.deterministic:
-            raise InvalidConfig(f"deterministic=True is not possible here: {error}") from None
-    ops = cpu_ops(shape.num_heads, shape.num_kv_heads, shape.head_dim, deterministic=False)
-    return Model(shape, source.weights(), ops, dtype, max_context=max_context), False
+        raise InvalidConfig(f"deterministic is not possible on this processor: {error}") from None
 
 
 def _check_request(request: Request, vocab_size: int) -> None:
