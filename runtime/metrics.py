@@ -24,13 +24,13 @@ class EngineStats:
 
     prompt_tokens and cached_tokens count each sequence once. optimal_hit_rate is that of a cache that never
     forgets within a batch given to `generate` and knows nothing before it: 1 - (tokens in the trie of the
-    batch's prompts) / (sum of prompt tokens). wall_s is the time inside steps. A step in which any row computes
-    more than one token counts as prefill, else as decoding: prefill_tok_s is the prompt tokens computed over the
-    time of the former, decode_tok_s the tokens generated in the latter over its time. peak_pages and page_fill
-    are of the pages taken while a step runs: the most of them, and the share of their slots that hold a token
-    when it has run, averaged over steps. radix_s is the time in the tree and the pool's bookkeeping, a part of
-    schedule_s, which is that of planning, committing and building batches; forward_s is that of the model,
-    copies included.
+    batch's prompts) / (sum of prompt tokens). wall_s is the time inside steps. A step in which any row
+    computes more than one token counts as prefill, else as decoding: prefill_tok_s is the prompt tokens
+    computed over the time of the former, decode_tok_s the tokens generated in the latter over its time.
+    peak_pages and page_fill are of the pages taken while a step runs: the most of them, and the share of
+    their slots that hold a token when it has run, averaged over steps. radix_s is the time in the tree and
+    the pool's bookkeeping, a part of schedule_s, which is that of planning, committing and building batches;
+    forward_s is that of the model, copies included.
     """
 
     prompt_tokens: int
