@@ -3,7 +3,8 @@
 A sequence knows its tokens, how many of them have keys and values in place, and the lease that holds
 their pages. It does not know the scheduler, the cache or time. The scheduler is the only writer; everyone
 else reads. What must hold while it runs: `computed <= len(tokens)`, and the lease covers every slot below
-`computed` and those of the row in flight, no more. The next row of a sequence follows from its fields alone, whatever happened before:
+`computed` and those of the row in flight. The next row of a sequence follows from its fields alone, whatever
+happened before:
 
     0 ............. start ............ computed ............ len(tokens)
     |  KV in place   |  KV in place,    |  KV still to write   |

@@ -1,4 +1,4 @@
-"""What every test run needs before the first import of triton, and the profiles of property tests."""
+"""What a test run needs before the first import of torch and triton, and the profiles of property tests."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ import os
 # Triton reads this when it is first imported: without a GPU its kernels run in the interpreter.
 if not glob.glob("/dev/nvidia[0-9]*"):
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# As the command line sets them: oneDNN reads these when torch is first imported, and would keep a compiled
+# kernel for every number of rows that any test has run.
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "32")
+os.environ.setdefault("LRU_CACHE_CAPACITY", "32")
 
 from pathlib import Path
 

@@ -44,11 +44,11 @@ class Run:
 
 @pytest.fixture(scope="module")
 def run() -> Run:
-    with Engine(MODEL, kv_memory=64 << 20) as engine:
+    with Engine(MODEL, deterministic=True, kv_memory=64 << 20) as engine:
         prompts = _prompts(engine)
         cold = engine.generate(prompts, SAMPLING)
         warm = engine.generate(prompts, SAMPLING)
-    with Engine(MODEL, kv_memory=64 << 20, prefix_cache=False) as engine:
+    with Engine(MODEL, deterministic=True, kv_memory=64 << 20, prefix_cache=False) as engine:
         off = engine.generate(prompts, SAMPLING)
     return Run(prompts, cold, warm, off)
 

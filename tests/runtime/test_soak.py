@@ -26,10 +26,12 @@ def mix(tiny_folder: Path) -> MixReport:
 
 def test_many_one_token_requests_leave_no_memory_and_no_pages_behind(tiny_folder: Path) -> None:
     with Engine(str(tiny_folder), load_format="dummy", page_size=4, num_pages=256) as engine:
-        report = soak(engine, 1200, warm_up=600)
+        report = soak(engine, 4000, warm_up=2000)
     assert report.evicted_pages > 0, "the pool is small enough for pages to be used again"
     assert report.lost_pages == 0
-    assert report.growth < 0.02, f"resident memory grew from {report.after_warm_up} to {report.at_end}"
+    # Over 2,000 requests 4 % is about 10 KiB a request; the allocator alone takes steps of up to 2 %.
+    # bench_soak.py holds 2 % over 18,000, about 0.5 KiB a request.
+    assert report.growth < 0.04, f"resident memory grew from {report.after_warm_up} to {report.at_end}"
 
 
 def test_a_random_mix_with_aborts_ends_each_sequence_exactly_once(mix: MixReport) -> None:
