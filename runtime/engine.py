@@ -46,6 +46,8 @@ from .tokenizer import Tokenizer
 from .types import Completion, Event, Outcome, Plan, Request, SequenceKey
 from .weights import ModelSource, open_model
 
+NO_TOKEN = "no token could be chosen: the logits are not finite, or every token is forbidden"
+
 
 class Engine:
     """`Engine("smollm2-135m", page_size=16, ...)`: options are the fields of EngineConfig.
@@ -147,7 +149,7 @@ class Engine:
             # Only the first can be refused: all have the same prompt, and the id is free.
             self._scheduler.add(seq)
             self._streams[seq.key] = stream
-        self._keys[request.id] = [seq.key for seq in sequences]
+            self._keys.setdefault(request.id, []).append(seq.key)
 
     def abort(self, request_id: str) -> bool:
         """End all choices of a request: their terminal events come out of a later step. False if unknown."""
@@ -205,8 +207,14 @@ class Engine:
         """Continue every prompt; completions come in the order of the prompts, the n choices of one together.
 
         A prompt is text, a list of token ids, {"messages": [...]} or a Prompt, whose own sampling wins.
-        A prompt that is refused gives a completion with `error`, the others are not affected.
+        A prompt that is refused gives a completion with `error`, the others are not affected. Raises
+        InvalidRequest while the engine works on anything else, whose events would be lost, and EngineStopped
+        if the engine is closed meanwhile.
         """
+        if self.has_work:
+            raise InvalidRequest(
+                "generate needs an idle engine, got one with requests to finish first"
+            )
         todo = _prompts(prompts)
         params = _params(sampling, len(todo))
         collector = Collector()
@@ -216,6 +224,8 @@ class Engine:
                 self._announce(collector, prompt, default, f"generate-{batch}-{i}", str(i))
             self._meter.count_batch(*collector.optimum())
             while collector.outstanding:
+                if not self.has_work:
+                    raise EngineStopped("the engine was closed before its prompts were done")
                 collector.take(self.step())
                 if on_progress is not None:
                     on_progress(EngineProgress(collector.done, collector.total, collector.generated_tokens))
@@ -332,6 +342,8 @@ class Engine:
 def _config(model: str | None, config: EngineConfig | None, fields: dict[str, object]) -> EngineConfig:
     if model is not None:
         fields["model"] = model
+    if config is not None and not isinstance(config, EngineConfig):
+        raise InvalidConfig(f"config must be an EngineConfig, got {config!r}")
     try:
         return replace(config or EngineConfig(), **fields)  # type: ignore[arg-type]
     except TypeError:
@@ -364,6 +376,8 @@ def _check_request(request: Request, vocab_size: int) -> None:
 
 def _prompts(prompts: PromptInput | Sequence[PromptInput]) -> list[Prompt | InvalidRequest]:
     """One prompt or several; a list of integers is one. A malformed one of several stands for itself."""
+    if not isinstance(prompts, str | Prompt | Mapping | Sequence):
+        raise InvalidRequest(f"prompts must be one prompt or a list of them, got {prompts!r}")
     if isinstance(prompts, str | Prompt | Mapping):
         return [as_prompt(prompts)]
     if len(prompts) and all(isinstance(item, SupportsIndex) for item in prompts):
@@ -380,16 +394,18 @@ def _prompts(prompts: PromptInput | Sequence[PromptInput]) -> list[Prompt | Inva
 def _params(sampling: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
     if sampling is None or isinstance(sampling, SamplingParams):
         return [sampling or SamplingParams()] * count
-    if len(sampling) != count:
-        raise InvalidRequest(f"got {len(sampling)} sampling parameters for {count} prompts")
-    return list(sampling)
+    params = list(sampling) if isinstance(sampling, Sequence) else [sampling]
+    wrong = [item for item in params if not isinstance(item, SamplingParams)]
+    if wrong:
+        raise InvalidRequest(f"sampling must be SamplingParams or a list of them, got {wrong[0]!r}")
+    if len(params) != count:
+        raise InvalidRequest(f"got {len(params)} sampling parameters for {count} prompts")
+    return params
 
 
 def _outcome(span: LogitSpan, stream: OutputStream, sampled: Sampled, i: int) -> Outcome:
     if sampled.bad[i]:
-        return Outcome(
-            span.row.key, finish="error", error="no token could be chosen: the model gave non-finite logits"
-        )
+        return Outcome(span.row.key, finish="error", error=NO_TOKEN)
     try:
         return stream.push(sampled.token_ids[i], sampled.logprobs[i])
     except RequestFailed as error:

@@ -112,17 +112,18 @@ class Scheduler:
     def add(self, seq: Sequence) -> None:
         """Queue a new sequence. Raises InvalidRequest for an empty prompt or a key that is in use, TooLarge
         when the prompt and one token to generate (none if max_tokens is 0) fit context or pool never."""
-        name = f"request {seq.key.request_id!r}"
         if seq.prompt_len == 0:
-            raise InvalidRequest(f"{name}: the prompt has no tokens, at least 1 is needed")
+            raise InvalidRequest("the prompt has no tokens, at least 1 is needed")
         if seq.key in self._sequences:
-            raise InvalidRequest(f"{name}: choice {seq.index} of this id is in use, ids must differ")
+            raise InvalidRequest(
+                f"{seq.key.request_id!r}: choice {seq.index} of this id is in use, ids must differ"
+            )
         least = seq.prompt_len + min(1, seq.request.sampling.max_tokens)
         if least > self.max_length:
             pages, size = self._cache.num_pages, self._cache.page_size
             raise TooLarge(
-                f"{name} needs room for {least} tokens (a prompt of {seq.prompt_len} and what it generates), "
-                f"but the context is {self._max_context} tokens and the pool holds {pages * size} "
+                f"the request needs room for {least} tokens (a prompt of {seq.prompt_len} and what it "
+                f"generates), but the context is {self._max_context} tokens and the pool holds {pages * size} "
                 f"({pages} pages of {size})"
             )
         seq.arrival = self._arrivals

@@ -45,7 +45,8 @@ class EngineThread:
 
     def submit(self, request: Request, deliver: Deliver) -> Future[None]:
         """Queue a request. The future holds InvalidRequest or EngineStopped if it is refused; from then on
-        `deliver` gets its events, on the engine's thread, where it must return at once and not raise."""
+        `deliver` gets its events, on the engine's thread, where it must return at once. One that raises gets
+        no more of them, and its request is aborted."""
         return self.call(partial(self._add, request, deliver))
 
     def abort(self, request_id: str) -> Future[bool]:
@@ -137,7 +138,9 @@ class EngineThread:
                 open_choices.discard(event.index)
                 if not open_choices:
                     del self._listeners[event.request_id]
-            deliver(event)
+            if not _tell(deliver, event):
+                self._listeners.pop(event.request_id, None)
+                self._engine.abort(event.request_id)
 
     def _end(self) -> None:
         """Answer everybody: those who run with a terminal event, those who ask with EngineStopped."""
@@ -148,7 +151,7 @@ class EngineThread:
         for request_id, (deliver, open_choices) in self._listeners.items():
             for index in open_choices:
                 ended: FinishReason = "abort" if self._cause is None else "error"
-                deliver(Event(request_id, index, finish_reason=ended, error=reason))
+                _tell(deliver, Event(request_id, index, finish_reason=ended, error=reason))
         self._listeners.clear()
         for command in commands:
             command.refuse(EngineStopped(reason))
@@ -176,6 +179,15 @@ class _Command(Generic[T]):
     def refuse(self, error: EngineStopped) -> None:
         if self.future.set_running_or_notify_cancel():
             self.future.set_exception(error)
+
+
+def _tell(deliver: Deliver, event: Event) -> bool:
+    """Whether the listener took the event. Its failure is its own: others wait for theirs."""
+    try:
+        deliver(event)
+    except Exception:
+        return False
+    return True
 
 
 def _because(cause: BaseException | None) -> str:

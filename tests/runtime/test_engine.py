@@ -522,3 +522,34 @@ def test_memory_decides_on_the_number_of_pages(open_engine: OpenEngine) -> None:
     info = open_engine(num_pages=None, kv_memory=10_000).info()
     assert info.num_pages == 10_000 // (2 * 2 * 4 * 12 * 4)
     assert info.kv_bytes <= 10_000
+
+
+def test_generate_is_refused_while_other_requests_are_under_way_and_loses_none_of_their_events(
+    open_engine: OpenEngine,
+) -> None:
+    engine = open_engine()
+    engine.add(Request("mine", (3, 4, 5), SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)))
+    with pytest.raises(InvalidRequest, match="idle"):
+        engine.generate("abc")
+    events = [event for _ in range(5) for event in engine.step()]
+    assert [event.finish_reason for event in events if event.finish_reason] == ["length"]
+
+
+def test_an_engine_closed_in_the_middle_of_generate_ends_it_with_an_error(open_engine: OpenEngine) -> None:
+    engine = open_engine()
+    with pytest.raises(EngineStopped, match="closed"):
+        engine.generate(
+            "abc", SamplingParams(max_tokens=50, ignore_eos=True), on_progress=lambda _: engine.close()
+        )
+
+
+@pytest.mark.parametrize("sampling", [{"max_tokens": 3}, [None], "x", 5])
+def test_sampling_of_another_type_is_refused_with_what_came(open_engine: OpenEngine, sampling: Any) -> None:
+    with pytest.raises(InvalidRequest, match="SamplingParams"):
+        open_engine().generate(["a"], sampling)
+
+
+@pytest.mark.parametrize("prompts", [None, 5, (p for p in "ab")])
+def test_prompts_of_another_type_are_refused_with_what_came(open_engine: OpenEngine, prompts: Any) -> None:
+    with pytest.raises(InvalidRequest, match="got"):
+        open_engine().generate(prompts)

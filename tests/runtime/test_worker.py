@@ -410,3 +410,21 @@ def test_a_death_of_the_engine_reaches_everyone_who_waits(
         thread.submit(request("late"), lambda event: None).result(PATIENCE)
     thread.close(PATIENCE)
     assert not thread.is_alive
+
+
+def test_a_listener_that_raises_loses_its_request_and_nobody_elses(
+    open_engine: OpenEngine, start_thread: StartThread
+) -> None:
+    engine = open_engine()
+    thread = start_thread(engine)
+    first: Queue[Event] = Queue()
+    last: Queue[Event] = Queue()
+
+    def fail(event: Event) -> None:
+        raise ValueError(event.request_id)
+
+    thread.submit(request("first", max_tokens=20), first.put).result(PATIENCE)
+    thread.submit(request("bad", 30, max_tokens=ENDLESS), fail).result(PATIENCE)
+    thread.submit(request("last", 60, max_tokens=20), last.put).result(PATIENCE)
+    assert [until_end(queue)[-1].finish_reason for queue in (first, last)] == ["length", "length"]
+    assert thread.is_alive
