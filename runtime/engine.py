@@ -212,9 +212,7 @@ class Engine:
         if the engine is closed meanwhile.
         """
         if self.has_work:
-            raise InvalidRequest(
-                "generate needs an idle engine, got one with requests to finish first"
-            )
+            raise InvalidRequest("generate needs an idle engine, got one with requests to finish first")
         todo = _prompts(prompts)
         params = _params(sampling, len(todo))
         collector = Collector()

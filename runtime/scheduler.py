@@ -123,8 +123,8 @@ class Scheduler:
             pages, size = self._cache.num_pages, self._cache.page_size
             raise TooLarge(
                 f"the request needs room for {least} tokens (a prompt of {seq.prompt_len} and what it "
-                f"generates), but the context is {self._max_context} tokens and the pool holds {pages * size} "
-                f"({pages} pages of {size})"
+                f"generates), but the context is {self._max_context} tokens and the pool holds "
+                f"{pages * size} ({pages} pages of {size})"
             )
         seq.arrival = self._arrivals
         self._arrivals += 1
