@@ -78,10 +78,16 @@ def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tu
 
 
 def _rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    rows, heads, size = x.shape
     if x.dtype != torch.float32:
-        return x * cos[:, None] + x.roll(x.shape[-1] // 2, -1) * sin[:, None]
+        return x * cos[:, None] + x.roll(size // 2, -1) * sin[:, None]
+    if x.stride()[1:] != (size, 1):
+        x = x.contiguous()
     out = x.new_empty(x.shape)
-    cpu_fused.rope(x.numpy(), cos.numpy(), sin.numpy(), out.numpy())
+    if rows:
+        stride = x.stride(0)
+        flat = x.as_strided(((rows - 1) * stride + heads * size,), (1,))
+        cpu_fused.rope(flat.numpy(), stride, cos.numpy(), sin.numpy(), out.numpy())
     return out
 
 

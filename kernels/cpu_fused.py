@@ -75,16 +75,21 @@ def add_rms_norm(
 
 
 @_exact
-def rope(x: Floats, cos: Floats, sin: Floats, out: Floats) -> None:
-    """x, out (T, heads, D), cos, sin (T, D): out = x * cos + (x rolled by D/2) * sin."""
-    rows, heads, size = x.shape
+def rope(x: Floats, stride: int, cos: Floats, sin: Floats, out: Floats) -> None:
+    """out (T, heads, D) = x * cos + (x rolled by D/2) * sin, with cos, sin (T, D).
+
+    x is flat: row t starts at t * stride and holds its heads side by side (a flat array is one that the
+    compiler knows to be contiguous, so it can use vectors).
+    """
+    rows, heads, size = out.shape
     half = size // 2
     for t in range(rows):
         for h in range(heads):
+            at = t * stride + h * size
             for d in range(half):
-                out[t, h, d] = x[t, h, d] * cos[t, d] + x[t, h, d + half] * sin[t, d]
+                out[t, h, d] = x[at + d] * cos[t, d] + x[at + half + d] * sin[t, d]
             for d in range(half, size):
-                out[t, h, d] = x[t, h, d] * cos[t, d] + x[t, h, d - half] * sin[t, d]
+                out[t, h, d] = x[at + d] * cos[t, d] + x[at - half + d] * sin[t, d]
 
 
 @_compiled
