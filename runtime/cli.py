@@ -19,13 +19,17 @@ import sys
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from .. import __version__
 from .commands import demo, generate, info
 from .commands.engine_view import EngineView, OpenEngine
+from .commands.standard_output import write_note, write_output
 from .config import EngineConfig
 from .errors import InvalidInput, RadixError
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 _ENVIRONMENT = {
     "OMP_WAIT_POLICY": "passive",  # waiting threads sleep
@@ -65,18 +69,13 @@ def main(argv: Sequence[str] | None = None, *, open_engine: OpenEngine | None = 
     prepare_environment(os.environ)
     try:
         arguments = build_parser().parse_args(argv)
-        status = _COMMANDS[arguments.command].run(arguments, open_engine or _open_engine)
-        sys.stdout.flush()
-        return status
+        return _COMMANDS[arguments.command].run(arguments, open_engine or _open_engine)
     except InvalidInput as error:
         return _fail(error, 2)
     except RadixError as error:
         return _fail(error, 1)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the last flush would fail again
-        return _fail("the reader of the output went away", 1)
 
 
 def prepare_environment(environment: MutableMapping[str, str]) -> None:
@@ -112,10 +111,16 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse, with its own errors as ours: one line, without the usage text."""
+    """argparse, with its errors as ours, one line without the usage text, and its help as our output."""
 
     def error(self, message: str) -> NoReturn:
         raise InvalidInput(f"{message} (see `{self.prog} --help`)")
+
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+        if file is sys.stdout:  # argparse would swallow a failure to write
+            write_output(message)
+        else:
+            super()._print_message(message, file)
 
 
 def _open_engine(config: EngineConfig) -> EngineView:
@@ -125,5 +130,5 @@ def _open_engine(config: EngineConfig) -> EngineView:
 
 
 def _fail(reason: object, status: int) -> int:
-    print("radixlm:", " ".join(str(reason).split()), file=sys.stderr)
+    write_note(f"radixlm: {' '.join(str(reason).split())}")
     return status

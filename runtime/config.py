@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from .errors import InvalidConfig
+from .text import quote
 
 PAGE_SIZES = (1, 4, 8, 16, 32, 64)
 
@@ -38,31 +40,48 @@ class EngineConfig:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        _choice("page_size", self.page_size, PAGE_SIZES)
-        _choice("load_format", self.load_format, ("auto", "gguf", "safetensors", "dummy"))
-        _choice("dtype", self.dtype, ("float32", "bfloat16", "float16"))
-        _choice("attention", self.attention, ("auto", "cpu"))
-        _choice("eviction", self.eviction, ("lru", "priority"))
-        _choice("policy", self.policy, ("cache-aware", "fcfs"))
-        _choice("device", self.device, ("cpu",))
-        _at_least("kv_memory", self.kv_memory, 1)
-        _at_least("chunk_size", self.chunk_size, 1)
-        _at_least("max_running", self.max_running, 1)
-        for name in ("num_pages", "max_context", "threads"):
+        for name, allowed in _CHOICES.items():
+            _check_choice(name, getattr(self, name), allowed)
+        for name, most in _COUNTS.items():
             value = getattr(self, name)
-            if value is not None:
-                _at_least(name, value, 1)
+            if value is not None or name not in _OPTIONAL:
+                _check_integer(name, value, 1, most)
+        _check_integer("seed", self.seed, -(1 << 63), (1 << 64) - 1)
+        for name in ("prefix_cache", "deterministic"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidConfig(f"{name} must be true or false, got {quote(getattr(self, name))}")
+        if not isinstance(self.model, str):
+            raise InvalidConfig(f"model must be text, got {quote(self.model)}")
         if self.deterministic and self.dtype != "float32":
             raise InvalidConfig(f"deterministic needs dtype float32, got {self.dtype}")
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
-            raise InvalidConfig(f"seed must be an integer, got {self.seed!r}")
 
 
-def _choice(name: str, value: object, allowed: tuple[object, ...]) -> None:
-    if value not in allowed or isinstance(value, bool):
-        raise InvalidConfig(f"{name} must be one of {', '.join(map(str, allowed))}, got {value!r}")
+_CHOICES: Mapping[str, tuple[object, ...]] = {
+    "page_size": PAGE_SIZES,
+    "load_format": ("auto", "gguf", "safetensors", "dummy"),
+    "dtype": ("float32", "bfloat16", "float16"),
+    "attention": ("auto", "cpu"),
+    "eviction": ("lru", "priority"),
+    "policy": ("cache-aware", "fcfs"),
+    "device": ("cpu",),
+}
+_COUNTS: Mapping[str, int] = {  # the most allowed: more than any machine has, and sizes still fit 64 bits
+    "kv_memory": 1 << 48,
+    "num_pages": 1 << 48,
+    "chunk_size": 1 << 31,
+    "max_running": 1 << 31,
+    "max_context": 1 << 31,
+    "threads": 1024,
+}
+_OPTIONAL = ("num_pages", "max_context", "threads")
 
 
-def _at_least(name: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InvalidConfig(f"{name} must be an integer of at least {least}, got {value!r}")
+def _check_choice(name: str, value: object, allowed: tuple[object, ...]) -> None:
+    is_of_type = isinstance(value, type(allowed[0])) and not isinstance(value, bool)
+    if not is_of_type or value not in allowed:
+        raise InvalidConfig(f"{name} must be one of {', '.join(map(str, allowed))}, got {quote(value)}")
+
+
+def _check_integer(name: str, value: object, least: int, most: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise InvalidConfig(f"{name} must be an integer from {least} to {most}, got {quote(value)}")

@@ -43,18 +43,25 @@ def resolve_model(name: str, *, with_weights: bool = True) -> Path:
     """
     if name in EMBEDDED:
         return _find_embedded(name)
-    path = Path(name).expanduser()
-    if name and path.exists():
-        return path
+    try:
+        path = Path(name).expanduser()
+        if name and path.exists():
+            return path
+    except (OSError, RuntimeError) as error:  # RuntimeError: the home folder of an unknown user
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidModel(f"model {name!r}: {reason}") from error
     if path.suffix == ".gguf" or not _HUB_ID.fullmatch(name):
         raise InvalidModel(f"model {name!r}: no such file or folder")
     return _download(name, (*_SMALL_FILES, "*.safetensors") if with_weights else _SMALL_FILES)
 
 
-def user_cache() -> Path:
-    """The folder for what may be kept between starts and deleted at any time."""
+def user_cache() -> Path | None:
+    """The folder for what may be kept between starts and deleted at any time; None for a user without one."""
     root = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(root) if os.path.isabs(root) else Path.home() / ".cache"
+    try:
+        base = Path(root) if os.path.isabs(root) else Path.home() / ".cache"
+    except RuntimeError:
+        return None
     return base / "radixlm"
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import operator
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from .errors import InvalidModel
-from .model_config import FAMILIES, ModelConfig
+from .model_config import FAMILIES, ModelConfig, Shapes
 
 if TYPE_CHECKING:
     from gguf import GGUFReader, ReaderTensor
@@ -92,6 +93,7 @@ class GgufModel:
                 raise InvalidModel("split GGUF files are not supported; merge them into one")
             self.config = header.config()
             self._names = {_transformers_name(name) for name in header.shapes if name != _ROPE_FACTORS}
+            _check_shapes(header.shapes, self.config)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """(name, float32 tensor), each once: from the cache as far as it is sound, else from the file."""
@@ -117,7 +119,7 @@ class GgufModel:
         """Ends early, without an error, where the kept file is missing, cut off or changed."""
         if self._folder is None:
             return
-        damage = (OSError, SafetensorError, KeyError, ValueError, TypeError)
+        damage = (OSError, SafetensorError, KeyError, ValueError, TypeError, RecursionError)
         with suppress(*damage), safe_open(self._folder / _WEIGHTS, "pt") as kept:
             sums = json.loads(kept.metadata()["sums"])
             for name in kept.offset_keys():
@@ -183,6 +185,13 @@ def _read_header(reader: GGUFReader) -> GgufHeader:
     )
 
 
+def _check_shapes(stored: Shapes, config: ModelConfig) -> None:
+    expected = config.parameter_shapes()
+    for name, shape in stored.items():
+        if name != _ROPE_FACTORS and (wanted := expected.get(_transformers_name(name), shape)) != shape:
+            raise InvalidModel(f"tensor {name} has shape {shape}, but the file's metadata asks for {wanted}")
+
+
 def _transformers_name(name: str) -> str:
     if name in _TOP:
         return _TOP[name]
@@ -235,13 +244,19 @@ def _kept_header(folder: Path | None) -> GgufHeader | None:
         return None
     if digest != _digest(text):
         return None
-    values = json.loads(text)
+    try:
+        return _header(json.loads(text))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _header(values: Any) -> GgufHeader:  # of JSON; what raises is not of the shape that is kept
     factors = values["rope_factors"]
     return GgufHeader(
-        metadata=values["metadata"],
-        shapes={name: tuple(shape) for name, shape in values["shapes"].items()},
-        rope_factors=None if factors is None else tuple(factors),
-        turn_ends=tuple(values["turn_ends"]),
+        metadata=dict(values["metadata"].items()),
+        shapes={name: tuple(map(operator.index, shape)) for name, shape in values["shapes"].items()},
+        rope_factors=None if factors is None else tuple(map(float, factors)),
+        turn_ends=tuple(map(operator.index, values["turn_ends"])),
     )
 
 

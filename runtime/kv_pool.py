@@ -45,7 +45,7 @@ class KvPool:
     ) -> None:
         try:
             storage = torch.zeros(2 * num_layers, num_kv_heads, num_pages, page_size, head_dim, dtype=dtype)
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError, TypeError, OverflowError) as error:  # Type: over 64 bits
             wanted = num_pages * page_bytes(num_layers, num_kv_heads, page_size, head_dim, dtype)
             raise InvalidConfig(f"a pool of {num_pages} pages needs {wanted} bytes: {error}") from None
         self.pages: Tensor = storage.permute(0, 2, 1, 3, 4)

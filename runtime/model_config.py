@@ -13,9 +13,14 @@ from typing import Literal
 
 from .errors import InvalidConfig, InvalidModel
 from .rotary import RopeConfig
+from .text import quote
 
 Shapes = Mapping[str, tuple[int, ...]]
 Bias = Literal["never", "always", "config"]
+_MOST_LAYERS, _MOST = 1 << 12, 1 << 24
+"""Bounds of layers and of every other size, tens of times those of the largest models: a size beyond them is
+a damaged file, and would take all memory before anything else could tell."""
+_MOST_ID = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +120,8 @@ class ModelConfig:
             raise InvalidModel(f"{self.num_heads} heads cannot share {self.num_kv_heads} key heads evenly")
         if self.head_dim % 2:
             raise InvalidModel(f"head_dim must be even, got {self.head_dim}")
+        if self.max_context > _MOST:
+            raise InvalidModel(f"the context must be at most {_MOST} tokens, got {quote(self.max_context)}")
         if len(self.no_rope_layers) != self.num_layers:
             raise InvalidModel(
                 f"no_rope_layers covers {len(self.no_rope_layers)} of {self.num_layers} layers"
@@ -134,7 +141,8 @@ class ModelConfig:
         values = {**_DEFAULTS, **family.defaults, **config}
         if values["hidden_act"] != "silu":
             raise InvalidModel(f"hidden_act must be 'silu', got {values['hidden_act']!r}")
-        layers, heads = _count(values, "num_hidden_layers"), _count(values, "num_attention_heads")
+        layers = _count(values, "num_hidden_layers", _MOST_LAYERS)
+        heads = _count(values, "num_attention_heads")
         derived = {"num_key_value_heads": heads, "head_dim": _count(values, "hidden_size") // heads}
         values |= {name: value for name, value in derived.items() if values.get(name) is None}
         max_position = _count(values, "max_position_embeddings")
@@ -179,18 +187,20 @@ class ModelConfig:
         if values.get("expert_count"):
             raise InvalidModel(f"mixtures of experts are not supported ({arch}.expert_count is set)")
         hidden, heads = _count(values, "embedding_length"), _count(values, "attention.head_count")
-        layers, max_position = _count(values, "block_count"), _count(values, "context_length")
+        layers = _count(values, "block_count", _MOST_LAYERS)
+        max_position = _count(values, "context_length")
         values = {"attention.head_count_kv": heads, "attention.key_length": hidden // heads, **values}
         head_dim = _count(values, "attention.key_length")
         for key in ("rope.dimension_count", "attention.value_length"):
             if values.get(key, head_dim) != head_dim:
                 raise InvalidModel(f"{arch}.{key} must equal the head size {head_dim}, got {values[key]!r}")
+        rows = next(iter(shapes.get("token_embd.weight", ())), None)
         rope_keys = {k.removeprefix("rope."): v for k, v in values.items() if k.startswith("rope.")}
         window = values.get("attention.sliding_window")
         ends = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
         return ModelConfig(
             family=str(arch),
-            vocab_size=shapes.get("token_embd.weight", (0,))[0],
+            vocab_size=_count({"rows of token_embd.weight": rows}, "rows of token_embd.weight"),
             hidden_size=hidden,
             num_layers=layers,
             num_heads=heads,
@@ -206,7 +216,7 @@ class ModelConfig:
             mlp_bias="blk.0.ffn_down.bias" in shapes,
             qk_norm=family.qk_norm,
             no_rope_layers=_no_rope_layers(family.defaults, layers),
-            sliding_window=_count(values, "attention.sliding_window") if window else None,
+            sliding_window=_count(values, "attention.sliding_window", _MOST_ID) if window else None,
             bos_id=_first(_ids("bos_token_id", metadata.get("tokenizer.ggml.bos_token_id"))),
             eos_ids=_merged_ids(*ends, turn_ends),
         )
@@ -273,10 +283,10 @@ def _family(name: object) -> Family:
     return FAMILIES[name]
 
 
-def _count(values: Mapping[str, object], name: str) -> int:
+def _count(values: Mapping[str, object], name: str, most: int = _MOST) -> int:
     value = values.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InvalidModel(f"{name} must be a positive integer, got {value!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise InvalidModel(f"{name} must be a positive integer of at most {most}, got {quote(value)}")
     return value
 
 
@@ -310,14 +320,16 @@ def _window(family: Family, values: Mapping[str, object]) -> int | None:
             return None
     if values.get("sliding_window") is None or (family.window and not values.get(family.window)):
         return None
-    return _count(values, "sliding_window")
+    return _count(values, "sliding_window", _MOST_ID)
 
 
 def _ids(name: str, value: object) -> tuple[int, ...]:
     ids = tuple(value) if isinstance(value, list | tuple) else () if value is None else (value,)
     for token in ids:
         if not isinstance(token, int) or isinstance(token, bool):
-            raise InvalidModel(f"{name} must be a token id or a list of them, got {value!r}")
+            raise InvalidModel(f"{name} must be a token id or a list of them, got {quote(value)}")
+        if token > _MOST_ID:
+            raise InvalidModel(f"{name} must be at most {_MOST_ID}, got {quote(token)}")
     return tuple(token for token in ids if token >= 0)
 
 

@@ -22,8 +22,8 @@ def progress_bar(total: int) -> Iterator[Callable[[EngineProgress], None]]:
     """A bar on standard error, removed at the end; nothing at all where that is not a terminal."""
     from tqdm import tqdm
 
-    # disable=None: only where the file is a terminal
-    with tqdm(total=total, unit="prompt", file=sys.stderr, disable=None, leave=False) as bar:
+    hidden = True if sys.stderr is None else None  # None: unless the file is a terminal
+    with tqdm(total=total, unit="prompt", file=sys.stderr, disable=hidden, leave=False) as bar:
 
         def show(progress: EngineProgress) -> None:
             bar.set_postfix_str(f"{progress.generated_tokens} tokens", refresh=False)

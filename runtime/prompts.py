@@ -14,6 +14,7 @@ from typing import SupportsIndex, TypeAlias
 
 from .errors import InvalidRequest
 from .sampling_params import SamplingParams
+from .text import quote, require_text
 
 Message: TypeAlias = Mapping[str, str]
 """One turn of a chat: "role" and "content", and whatever else the chat template reads."""
@@ -42,7 +43,7 @@ class Prompt:
         if self.id is not None:
             require_text("id", self.id)
         if not isinstance(self.priority, int) or isinstance(self.priority, bool):
-            raise InvalidRequest(f"priority must be an integer, got {self.priority!r}")
+            raise InvalidRequest(f"priority must be an integer, got {quote(self.priority)}")
 
     @property
     def text(self) -> str | None:
@@ -76,7 +77,7 @@ def as_prompt(value: PromptInput) -> Prompt:
         return Prompt(value)
     if isinstance(value, Mapping):
         if set(value) != {"messages"}:
-            raise InvalidRequest(f'a mapping must have the one key "messages", got {_brief(value)}')
+            raise InvalidRequest(f'a mapping must have the one key "messages", got {quote(value)}')
         return Prompt(as_messages(value["messages"]))
     return Prompt(as_token_ids(value))
 
@@ -84,27 +85,15 @@ def as_prompt(value: PromptInput) -> Prompt:
 def as_token_ids(value: object) -> tuple[int, ...]:
     """A list of token ids as a tuple; integers of other libraries become plain ones."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-        raise InvalidRequest(f"token ids must be a list of integers, got {_brief(value)}")
+        raise InvalidRequest(f"token ids must be a list of integers, got {quote(value)}")
     return tuple(_token_id(index, item) for index, item in enumerate(value))
 
 
 def as_messages(value: object) -> tuple[Message, ...]:
     """A list of {"role": ..., "content": ...} as a tuple of copies."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-        raise InvalidRequest(f"messages must be a list, got {_brief(value)}")
+        raise InvalidRequest(f"messages must be a list, got {quote(value)}")
     return tuple(_message(index, item) for index, item in enumerate(value))
-
-
-def require_text(name: str, value: object) -> str:
-    """`value`, known to be text that can be encoded; a lone surrogate (half an emoji) cannot."""
-    if not isinstance(value, str):
-        raise InvalidRequest(f"{name} must be text, got {_brief(value)}")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        broken = value[error.start]
-        raise InvalidRequest(f"{name} is not valid Unicode: {broken!r} at character {error.start}") from None
-    return value
 
 
 def _token_id(index: int, item: SupportsIndex) -> int:
@@ -113,20 +102,14 @@ def _token_id(index: int, item: SupportsIndex) -> int:
     except TypeError:
         token = -1
     if token < 0:
-        raise InvalidRequest(f"token id {index} must be an integer of at least 0, got {_brief(item)}")
+        raise InvalidRequest(f"token id {index} must be an integer of at least 0, got {quote(item)}")
     return token
 
 
 def _message(index: int, item: object) -> Message:
     if not isinstance(item, Mapping):
-        raise InvalidRequest(f'message {index} must be {{"role": ..., "content": ...}}, got {_brief(item)}')
+        raise InvalidRequest(f'message {index} must be {{"role": ..., "content": ...}}, got {quote(item)}')
     for key in ("role", "content"):
         if key not in item:
             raise InvalidRequest(f'message {index} has no "{key}"')
     return {str(key): require_text(f"{key!r} of message {index}", value) for key, value in item.items()}
-
-
-def _brief(value: object) -> str:
-    """The value as it was written, cut short: a message must stay one readable line."""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

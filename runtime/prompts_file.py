@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import cast
 
 from .errors import InvalidInput, InvalidRequest
-from .prompts import Message, Prompt, as_messages, as_token_ids, require_text
+from .prompts import Message, Prompt, as_messages, as_token_ids
 from .sampling_params import SamplingParams
+from .text import quote, require_text
 
 _CONTENT = ("prompt", "prompt_ids", "messages")
 _OPTIONS = ("sampling", "namespace", "id", "priority")
@@ -57,6 +58,8 @@ def _read(path: Path) -> bytes:
         return path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     except OSError as error:
         raise InvalidInput(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:  # a NUL character
+        raise InvalidInput(f"cannot read {str(path)!r}: {error}") from error
 
 
 def _parse(number: int, raw: bytes, default_id: str, defaults: SamplingParams) -> PromptLine:
@@ -66,7 +69,7 @@ def _parse(number: int, raw: bytes, default_id: str, defaults: SamplingParams) -
         raise InvalidRequest(f"unknown key {unknown[0]!r}; the keys are {', '.join(_CONTENT + _OPTIONS)}")
     identity = fields.get("id", default_id)
     if isinstance(identity, bool) or not isinstance(identity, str | int):
-        raise InvalidRequest(f"id must be text or an integer, got {identity!r}")
+        raise InvalidRequest(f"id must be text or an integer, got {quote(identity)}")
     prompt = Prompt(
         content=_content(fields),
         sampling=_sampling(fields.get("sampling"), defaults),
@@ -106,5 +109,5 @@ def _sampling(value: object, defaults: SamplingParams) -> SamplingParams | None:
     if value is None:
         return None
     if not isinstance(value, dict):
-        raise InvalidRequest(f"sampling must be a JSON object, got {value!r}")
+        raise InvalidRequest(f"sampling must be a JSON object, got {quote(value)}")
     return SamplingParams.from_mapping(value, base=defaults)

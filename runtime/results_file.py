@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -26,15 +27,26 @@ _ALWAYS = ("id", "index", "text", "output_ids", *_COUNTS, "finish_reason")
 _WHERE_SET = ("matched_stop", "error", "logprobs", "prompt_logprobs")
 
 
-def require_writable(flag: str, path: Path) -> None:
-    """Raises InvalidInput, naming the flag, if a file could not be put at `path`."""
-    folder = path.parent
-    if not folder.is_dir():
-        raise InvalidInput(f"{flag}: there is no folder {str(folder)!r}")
-    if path.is_dir():
-        raise InvalidInput(f"{flag}: {str(path)!r} is a folder, not a file")
-    if not os.access(path if _is_special(path) else folder, os.W_OK):
+def require_writable(flag: str, path: Path) -> Path:
+    """The file that will be written for `path`: links are followed, also those that lead to no file yet.
+
+    Raises InvalidInput, naming the flag, if a file could not be put there.
+    """
+    try:
+        target = _target(path)
+        folder = target.parent
+        if not stat.S_ISDIR(_mode(folder)):
+            raise InvalidInput(f"{flag}: there is no folder {str(folder)!r}")
+        mode = _mode(target)
+        if stat.S_ISDIR(mode):
+            raise InvalidInput(f"{flag}: {str(path)!r} is a folder, not a file")
+        allowed = os.access(target, os.W_OK) if _is_special(mode) else os.access(folder, os.W_OK | os.X_OK)
+    except (OSError, ValueError) as error:  # ValueError: a NUL character
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidInput(f"{flag}: cannot write {str(path)!r}: {reason}") from error
+    if not allowed:
         raise InvalidInput(f"{flag}: no permission to write {str(path)!r}")
+    return target
 
 
 def result_line(completion: Completion, identity: str | int) -> str:
@@ -58,16 +70,18 @@ def write_figures(path: Path, figures: DataclassInstance) -> None:
 def write_atomically(path: Path, text: str) -> None:
     """Puts `text` at `path`, whole or not at all. Raises RadixError."""
     try:
-        if _is_special(path):
-            path.write_text(text, encoding="utf-8")
+        target = _target(path)
+        if _is_special(_mode(target)):
+            target.write_text(text, encoding="utf-8")
         else:
-            _replace(path.resolve(), text)  # through a link, so that the link stays
+            _replace(target, text)
     except OSError as error:
         raise RadixError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}.partial")
+    # 50 characters are at most 200 bytes, of the 255 that a name may have
+    temporary = path.with_name(f".{path.name[:50]}.{os.getpid()}.partial")
     try:
         with temporary.open("w", encoding="utf-8") as file:
             file.write(text)
@@ -79,12 +93,27 @@ def _replace(path: Path, text: str) -> None:
         raise
 
 
-def _is_special(path: Path) -> bool:
-    return path.exists() and not path.is_file() and not path.is_dir()
+def _target(path: Path) -> Path:
+    """Through links, so that a link stays a link."""
+    return Path(os.path.realpath(path))
+
+
+def _mode(path: Path) -> int:
+    """Kind and permissions of what lies there; 0 where there is nothing."""
+    try:
+        return path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+
+
+def _is_special(mode: int) -> bool:
+    return mode != 0 and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
 
 
 def _json(value: Mapping[str, object], indent: int | None = None) -> str:
-    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
+    """What UTF-8 cannot carry is written as the escape that JSON has for it: results are never lost to it."""
+    text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _finite(value: object) -> object:

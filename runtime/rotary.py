@@ -9,13 +9,15 @@ length of the text after it, and nothing could be cached by prefix.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .errors import InvalidModel
+from .errors import InvalidConfig, InvalidModel
+from .text import quote
 
 KINDS = ("default", "linear", "llama3", "yarn")
 
@@ -52,6 +54,8 @@ class RopeConfig:
             return RopeConfig(theta, "linear", _number(params, "factor"))
         name = "original_max_position_embeddings"
         context = int(_number(config, name, _number(params, name, max_position)))
+        if context < 1:
+            raise InvalidModel(f"rope: {name} must be at least 1, got {context}")
         if kind == "llama3":
             low, high = _number(params, "low_freq_factor"), _number(params, "high_freq_factor")
             if high <= low:
@@ -95,9 +99,13 @@ class RotaryTable:
     """Cosines and sines of positions 0..length-1, in float32, one copy for all layers."""
 
     def __init__(self, rope: RopeConfig, head_dim: int, length: int) -> None:
-        angles = torch.arange(length, dtype=torch.float32)[:, None] * _frequencies(rope, head_dim)
-        self._cos = angles.cos() * rope.attention_factor
-        self._sin = angles.sin() * rope.attention_factor
+        frequencies = _frequencies(rope, head_dim)
+        try:
+            angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies
+            self._cos = angles.cos() * rope.attention_factor
+            self._sin = angles.sin() * rope.attention_factor
+        except RuntimeError as error:  # no memory
+            raise InvalidConfig(f"max_context of {length} does not fit into memory") from error
 
     def rows(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """What ops.rope takes for positions (T), both (T, D): cosines twice; sines, first half negated."""
@@ -185,6 +193,6 @@ def _number(params: Mapping[str, object], name: str, default: float | None = Non
     value = params.get(name)
     if value is None and default is not None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise InvalidModel(f"rope: {name} must be a positive number, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
+        raise InvalidModel(f"rope: {name} must be a positive number, got {quote(value)}")
     return float(value)

@@ -16,6 +16,7 @@ from typing import Any
 
 from .errors import InvalidRequest
 from .stops import validate_stops
+from .text import quote
 
 MAX_CHOICES = 1024
 MAX_STOPS = 32
@@ -99,7 +100,7 @@ class SamplingParams:
         for a structured output field is unset. An unknown name raises InvalidRequest, which names its like.
         """
         if not isinstance(options, Mapping):
-            raise InvalidRequest(f"sampling options must be an object, got {_quote(options)}")
+            raise InvalidRequest(f"sampling options must be an object, got {quote(options)}")
         # Any: values are a client's; __post_init__ checks the type of each.
         values: dict[str, Any] = {}
         spelled: dict[str, str] = {}
@@ -129,14 +130,14 @@ class SamplingParams:
         named += [("stop_token_ids", token_id) for token_id in self.stop_token_ids]
         for name, token_id in named:
             if token_id >= size:
-                raise InvalidRequest(f"{name} must hold token ids below {size}, got {_quote(token_id)}")
+                raise InvalidRequest(f"{name} must hold token ids below {size}, got {quote(token_id)}")
 
     def _check_lengths(self) -> None:
         _check_integer("max_tokens", self.max_tokens, 0)
         _check_integer("min_tokens", self.min_tokens, 0)
         if self.min_tokens > self.max_tokens:
-            most = f"max_tokens ({_quote(self.max_tokens)})"
-            raise InvalidRequest(f"min_tokens must be at most {most}, got {_quote(self.min_tokens)}")
+            most = f"max_tokens ({quote(self.max_tokens)})"
+            raise InvalidRequest(f"min_tokens must be at most {most}, got {quote(self.min_tokens)}")
         _check_integer("n", self.n, 1, MAX_CHOICES)
 
     def _check_stops(self) -> None:
@@ -184,7 +185,7 @@ def _known_name(key: object) -> str:
             return name
     near = difflib.get_close_matches(str(key), [*_NAMES, *_SPELLINGS, "top_logprobs"], n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(_NAMES)}"
-    raise InvalidRequest(f"unknown sampling option {_quote(key)}; {hint}")
+    raise InvalidRequest(f"unknown sampling option {quote(key)}; {hint}")
 
 
 # Any: see from_mapping.
@@ -193,7 +194,7 @@ def _fold_top_logprobs(values: dict[str, Any]) -> None:
     wanted, top = values.get("logprobs"), values.pop("top_logprobs", None)
     if top is not None:
         if wanted is not True:
-            raise InvalidRequest(f"top_logprobs needs logprobs to be true, got {_quote(wanted)}")
+            raise InvalidRequest(f"top_logprobs needs logprobs to be true, got {quote(wanted)}")
         _check_integer("top_logprobs", top, 0, MAX_LOGPROBS)
         values["logprobs"] = top
     elif isinstance(wanted, bool):
@@ -208,7 +209,7 @@ def _refuse_structured(params: SamplingParams) -> None:
         value = getattr(params, name)
         if value is not None:
             why = "structured output is not available in this version"
-            raise InvalidRequest(f"{name} must be left out: {why}, got {_quote(value)}")
+            raise InvalidRequest(f"{name} must be left out: {why}, got {quote(value)}")
 
 
 def _check_integer(name: str, value: object, least: int, most: int | None = None) -> None:
@@ -216,12 +217,12 @@ def _check_integer(name: str, value: object, least: int, most: int | None = None
     if number is not None and number >= least and (most is None or number <= most):
         return
     allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
-    raise InvalidRequest(f"{name} must be an integer {allowed}, got {_quote(value)}")
+    raise InvalidRequest(f"{name} must be an integer {allowed}, got {quote(value)}")
 
 
 def _check_switch(name: str, value: object) -> None:
     if not isinstance(value, bool):
-        raise InvalidRequest(f"{name} must be true or false, got {_quote(value)}")
+        raise InvalidRequest(f"{name} must be true or false, got {quote(value)}")
 
 
 def _number(name: str, value: object, least: float, most: float, *, above: bool = False) -> float:
@@ -231,7 +232,7 @@ def _number(name: str, value: object, least: float, most: float, *, above: bool 
         return number
     allowed = f"{'above' if above else 'of at least'} {least:g}"
     allowed += "" if most == math.inf else f" and at most {most:g}"
-    raise InvalidRequest(f"{name} must be a finite number {allowed}, got {_quote(value)}")
+    raise InvalidRequest(f"{name} must be a finite number {allowed}, got {quote(value)}")
 
 
 def _finite(value: object) -> float | None:
@@ -247,7 +248,7 @@ def _finite(value: object) -> float | None:
 def _texts(name: str, value: object) -> tuple[str, ...]:
     items = (value,) if isinstance(value, str) else () if value is None else value
     if not isinstance(items, list | tuple) or not all(isinstance(item, str) and item for item in items):
-        raise InvalidRequest(f"{name} must be a non-empty text or a list of them, got {_quote(value)}")
+        raise InvalidRequest(f"{name} must be a non-empty text or a list of them, got {quote(value)}")
     if len(items) > MAX_STOPS:
         raise InvalidRequest(f"{name} must hold at most {MAX_STOPS} texts, got {len(items)}")
     return tuple(dict.fromkeys(items))
@@ -256,7 +257,7 @@ def _texts(name: str, value: object) -> tuple[str, ...]:
 def _token_ids(name: str, value: object) -> tuple[int, ...]:
     items = () if value is None else value
     if not isinstance(items, list | tuple):
-        raise InvalidRequest(f"{name} must be a list of token ids, got {_quote(value)}")
+        raise InvalidRequest(f"{name} must be a list of token ids, got {quote(value)}")
     for item in items:
         _check_integer(f"{name}: a token id", item, 0)
     return tuple(dict.fromkeys(items))
@@ -280,7 +281,7 @@ def _bias_items(value: object) -> list[tuple[object, object]]:
     items = list(value.items()) if isinstance(value, Mapping) else value
     if isinstance(items, list | tuple) and all(_is_pair(item) for item in items):
         return [(item[0], item[1]) for item in items]
-    raise InvalidRequest(f"logit_bias must map token ids to numbers, got {_quote(value)}")
+    raise InvalidRequest(f"logit_bias must map token ids to numbers, got {quote(value)}")
 
 
 def _from_decimal(key: object) -> object:
@@ -292,12 +293,3 @@ def _from_decimal(key: object) -> object:
 
 def _is_pair(item: object) -> bool:
     return isinstance(item, list | tuple) and len(item) == 2
-
-
-def _quote(value: object) -> str:
-    """`value` as a message shows it: a client's megabyte must not come back in the answer."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python refuses to print integers of thousands of digits
-        return "a value too large to print"
-    return text if len(text) <= 80 else f"{text[:77]}..."

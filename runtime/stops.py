@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import regex
 
 from .errors import InvalidRequest, RequestFailed
+from .text import quote, require_text
 
 MAX_STOPS = 32
 """Most stop strings of a request, and most stop patterns."""
@@ -95,8 +96,9 @@ class StopChecker:
 
 
 def validate_stops(stop: Sequence[str], stop_regex: Sequence[str]) -> None:
-    """Raise InvalidRequest for too many, empty, too long or non-text stops, and for patterns that do not
-    compile, match the empty text, cost too much, or search in a way that a stream cannot follow."""
+    """Raise InvalidRequest for too many, empty, too long or non-text stops, those that UTF-8 cannot carry,
+    and for patterns that do not compile, match the empty text, cost too much, or search in a way that a
+    stream cannot follow."""
     _check_texts("stop", stop)
     _check_texts("stop_regex", stop_regex)
     for pattern in stop_regex:
@@ -217,16 +219,17 @@ def _too_slow(pattern: regex.Pattern[str]) -> RequestFailed:
 
 def _check_texts(name: str, stops: Sequence[str]) -> None:
     if isinstance(stops, str) or not isinstance(stops, Sequence):
-        raise InvalidRequest(f"{name} must be a list of strings, got {stops!r}")
+        raise InvalidRequest(f"{name} must be a list of strings, got {quote(stops)}")
     if len(stops) > MAX_STOPS:
         raise InvalidRequest(f"{name} may have at most {MAX_STOPS} entries, got {len(stops)}")
     for stop in stops:
         if not isinstance(stop, str) or not stop:
-            raise InvalidRequest(f"{name} entries must be non-empty strings, got {stop!r}")
+            raise InvalidRequest(f"{name} entries must be non-empty strings, got {quote(stop)}")
         if len(stop) > MAX_STOP_LENGTH:
             raise InvalidRequest(
                 f"{name} entries may have at most {MAX_STOP_LENGTH} characters, got {len(stop)}: {stop[:9]!r}"
             )
+        require_text(name, stop)
 
 
 def _compile(pattern: str) -> regex.Pattern[str]:

@@ -231,7 +231,7 @@ def _is_intact(entry: Path) -> bool:
     try:
         expected = json.loads((entry / _MANIFEST).read_text())
         return bool(expected) and expected == _hashes(entry)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
 
 

@@ -50,10 +50,13 @@ def open_model(
 
     cache: folder under which dequantised GGUF weights are kept. Raises InvalidModel.
     """
-    if not path.exists():
-        raise InvalidModel(f"{path}: no such file or folder")
-    gguf = _gguf_file(path, load_format)
-    source = _open_folder(path) if gguf is None else _open_gguf(gguf, cache)
+    try:
+        if not path.exists():
+            raise InvalidModel(f"{path}: no such file or folder")
+        gguf = _gguf_file(path, load_format)
+        source = _open_folder(path) if gguf is None else _open_gguf(gguf, cache)
+    except OSError as error:
+        raise InvalidModel(f"{path}: cannot be read ({error.strerror})") from error
     if load_format == "dummy":
         return replace(source, weights=lambda: random_weights(source.config, seed))
     return source
@@ -83,10 +86,10 @@ def _open_gguf(path: Path, cache: Path | None) -> ModelSource:
 def _open_folder(folder: Path) -> ModelSource:
     if not (folder / "config.json").exists():
         raise InvalidModel(f"{folder}: has neither config.json nor a .gguf file")
+    values = _json(folder / "config.json")
+    generation = _json(folder / "generation_config.json", optional=True)
     try:
-        config = ModelConfig.from_hf(
-            _json(folder / "config.json"), _json(folder / "generation_config.json", optional=True)
-        )
+        config = ModelConfig.from_hf(values, generation)
     except InvalidModel as error:
         raise InvalidModel(f"{folder}: {error}") from error
     return ModelSource(folder, config, lambda: folder_weights(folder))
@@ -94,13 +97,14 @@ def _open_folder(folder: Path) -> ModelSource:
 
 def folder_weights(folder: Path) -> Weights:
     """The tensors of model.safetensors, or of all shards that the index names. Raises InvalidModel."""
-    for shard in _shards(folder):
-        try:
+    shard = folder
+    try:
+        for shard in _shards(folder):
             with safe_open(shard, "pt") as stored:
                 for name in stored.offset_keys():
                     yield name, stored.get_tensor(name)
-        except (OSError, SafetensorError) as error:
-            raise InvalidModel(f"{shard}: damaged or truncated safetensors file ({error})") from error
+    except (OSError, SafetensorError) as error:
+        raise InvalidModel(f"{shard}: damaged or truncated safetensors file ({error})") from error
 
 
 def _shards(folder: Path) -> list[Path]:
@@ -124,7 +128,10 @@ def random_weights(config: ModelConfig, seed: int) -> Weights:
     for name, shape in config.parameter_shapes().items():
         key = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=7).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(key))
-        noise = torch.randn(shape, generator=generator)
+        try:
+            noise = torch.randn(shape, generator=generator)
+        except (RuntimeError, TypeError) as error:  # no memory; a size over 64 bits
+            raise InvalidModel(f"{name} of shape {shape} does not fit into memory") from error
         if len(shape) == 2:
             yield name, noise.mul_(shape[1] ** -0.5)
         else:
@@ -136,7 +143,7 @@ def _json(path: Path, *, optional: bool = False) -> Mapping[str, object]:
         return {}
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # Recursion: nested too deeply
         raise InvalidModel(f"{path}: cannot be read as JSON ({error})") from error
     if not isinstance(values, dict):
         raise InvalidModel(f"{path}: must hold a JSON object, got {type(values).__name__}")

@@ -32,6 +32,7 @@ TORCH_FREE = (
     "radixlm.runtime.sampling_params",
     "radixlm.runtime.scheduler",
     "radixlm.runtime.sequence",
+    "radixlm.runtime.text",
     "radixlm.runtime.types",
 )
 

@@ -15,6 +15,7 @@ from ..prompts import Prompt
 from ..sampling_params import SamplingParams
 from .engine_view import OpenEngine
 from .options import add_engine_flags, engine_config
+from .standard_output import require_output, write_output
 
 _SAMPLING = SamplingParams(max_tokens=24, temperature=0.0, stop=("\n",))
 
@@ -24,17 +25,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, open_engine: OpenEngine) -> int:
+    require_output()
     prompts = [Prompt(few_shot_prompt(question)) for question in QUESTIONS]
     with open_engine(engine_config(arguments)) as engine:
-        print(f"{len(QUESTIONS)} questions for {engine.info().model}", end=", ")
-        print(f"each after the same {len(EXAMPLES)} examples\n", flush=True)
+        questions = f"{len(QUESTIONS)} questions for {engine.info().model}"
+        write_output(f"{questions}, each after the same {len(EXAMPLES)} examples\n\n")
         with progress_bar(len(prompts)) as on_progress:
             completions = engine.generate(prompts, _SAMPLING, on_progress=on_progress)
         stats = engine.stats()
     for question, completion in zip(QUESTIONS, completions, strict=True):
         answer = completion.text.strip() if completion.error is None else f"[{completion.error}]"
-        print(f"  {question}\n    {answer}")
-    print(f"\n{describe(stats)}")
+        write_output(f"  {question}\n    {answer}\n")
+    write_output(f"\n{describe(stats)}\n")
     return int(any(completion.error is not None for completion in completions))
 
 

@@ -8,7 +8,6 @@ has `error`, and makes the exit status 1.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from ..errors import InvalidInput
@@ -18,6 +17,7 @@ from ..results_file import require_writable, result_line, write_figures, write_l
 from ..types import Completion
 from .engine_view import OpenEngine
 from .options import add_engine_flags, add_sampling_flags, engine_config, sampling_params
+from .standard_output import require_output, write_note, write_output
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,13 +47,15 @@ def run(arguments: argparse.Namespace, open_engine: OpenEngine) -> int:
 
 
 def _check_targets(arguments: argparse.Namespace) -> None:
+    if arguments.output is None:
+        require_output()
     files: dict[Path, str] = {arguments.prompts.resolve(): "--prompts"}
     for flag, path in (("--output", arguments.output), ("--stats", arguments.stats)):
         if path is None:
             continue
-        require_writable(flag, path)
-        other = files.setdefault(path.resolve(), flag)
-        if other != flag and (path.is_file() or not path.exists()):
+        target = require_writable(flag, path)
+        other = files.setdefault(target, flag)
+        if other != flag and (target.is_file() or not target.exists()):
             raise InvalidInput(f"{flag} and {other} are the same file, {str(path)!r}")
 
 
@@ -63,16 +65,15 @@ def _write_completions(path: Path | None, lines: list[PromptLine], completions: 
     if path is not None:
         write_lines(path, texts)
     else:
-        sys.stdout.writelines(f"{text}\n" for text in texts)
+        write_output("".join(f"{text}\n" for text in texts))
 
 
 def _report_errors(completions: list[Completion]) -> int:
     failed = [completion for completion in completions if completion.error is not None]
     if not failed:
         return 0
-    print(
+    write_note(
         f"radixlm generate: {len(failed)} of {len(completions)} completions have an error; "
-        f"the first, {failed[0].id}: {failed[0].error}",
-        file=sys.stderr,
+        f"the first, {failed[0].id}: {failed[0].error}"
     )
     return 1

@@ -8,6 +8,7 @@ from ..byte_size import format_bytes
 from ..metrics import EngineInfo
 from .engine_view import OpenEngine
 from .options import add_engine_flags, engine_config
+from .standard_output import require_output, write_output
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,8 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, open_engine: OpenEngine) -> int:
+    require_output()
     with open_engine(engine_config(arguments)) as engine:
-        print(describe(engine.info()))
+        write_output(f"{describe(engine.info())}\n")
     return 0
 
 

@@ -28,6 +28,12 @@ def test_anything_else_is_refused_with_what_came(text: str) -> None:
         parse_bytes(text)
 
 
+@pytest.mark.parametrize("text", ["9" * 400, "9" * 5000, "9" * 400 + ".5GiB"])
+def test_more_digits_than_any_machine_has_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"at most 40 digits, got '9{76}\.\.\."):
+        parse_bytes(text)
+
+
 def test_amounts_are_shown_in_the_largest_unit_that_fits() -> None:
     assert [format_bytes(n) for n in (12, 2048, 538_000_000, 2 << 30)] == [
         "12 B",

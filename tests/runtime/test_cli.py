@@ -213,6 +213,19 @@ def test_without_output_the_lines_go_to_standard_output(
     assert shown.err == ""
 
 
+def test_without_a_standard_output_a_file_is_needed(
+    desk: Desk, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout", None)
+    assert desk.generate('{"prompt": "a"}') == 0
+    assert desk.output[0]["text"] == "a"
+    desk.engines.clear()
+    for arguments in (["generate", "--prompts", f"{desk.folder}/in.jsonl"], ["info"], ["demo"]):
+        assert main(arguments, open_engine=desk.open_engine) == 2
+        assert error_line(capsys) == "radixlm: standard output is closed: there is nowhere to write to"
+    assert desk.engines == []
+
+
 def test_a_refused_prompt_has_its_line_and_the_run_goes_on(
     desk: Desk, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -238,6 +251,11 @@ def test_a_refused_prompt_has_its_line_and_the_run_goes_on(
         (["--max-tokens", "-1"], "max_tokens must be"),
         (["--page-size", "3"], "page_size must be one of 1, 4, 8, 16, 32, 64, got 3"),
         (["--kv-memory", "2 giraffes"], "argument --kv-memory: must be a number of bytes"),
+        (["--kv-memory", "9" * 400], "argument --kv-memory: may have at most 40 digits"),
+        (["--num-pages", "1" + "0" * 30], "num_pages must be an integer from 1 to 281474976710656, got 1000"),
+        (["--threads", "1000000000000"], "threads must be an integer from 1 to 1024"),
+        (["--stop", "\udcff"], "stop is not valid Unicode"),
+        (["--stats", "/tmp/" + "x" * 300], "--stats: cannot write '/tmp/xxx"),
         (["--eviction", "fifo"], "argument --eviction: invalid choice: 'fifo'"),
         (["--device", "abacus"], "device must be one of"),
         (["--stats", "/nowhere/stats.json"], "--stats: there is no folder '/nowhere'"),

@@ -56,6 +56,60 @@ def test_what_the_user_set_is_left_alone() -> None:
     assert in_child(code, OMP_WAIT_POLICY="active").strip() == "active"
 
 
+ECHO = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+from radixlm.runtime.cli import main
+from test_cli import EchoEngine
+sys.exit(main(sys.argv[1:], open_engine=EchoEngine))
+"""
+
+
+def echo(tmp_path: Path, redirection: str = "", **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """`radixlm generate` of one prompt, by an engine that needs no model, in a shell of its own."""
+    (tmp_path / "in.jsonl").write_text('{"prompt": "\u65e5"}', encoding="utf-8")
+    command = [sys.executable, "-P", "-c", ECHO, str(Path(__file__).parent), "generate", "--prompts=in.jsonl"]
+    return subprocess.run(
+        ["/bin/sh", "-c", f'"$@" {redirection}', "sh", *command],
+        cwd=tmp_path,
+        env={**os.environ, **environment},
+        capture_output=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"PYTHONIOENCODING": "latin-1"},
+        {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"},
+        {"PYTHONUNBUFFERED": "1"},
+    ],
+)
+def test_output_is_utf_8_whatever_the_locale(tmp_path: Path, environment: dict[str, str]) -> None:
+    done = echo(tmp_path, **environment)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert json.loads(done.stdout.decode("utf-8"))["text"] == "\u65e5"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_output_that_cannot_be_written_is_one_line_and_status_1(tmp_path: Path) -> None:
+    done = echo(tmp_path, ">/dev/full")
+    assert done.returncode == 1
+    assert done.stderr == b"radixlm: cannot write to standard output: No space left on device\n"
+
+
+def test_a_closed_standard_output_is_one_line_and_status_2(tmp_path: Path) -> None:
+    done = echo(tmp_path, ">&-")
+    assert (done.returncode, done.stderr.count(b"\n")) == (2, 1)
+    assert b"standard output is closed" in done.stderr
+
+
+def test_without_a_standard_error_the_output_stays_clean(tmp_path: Path) -> None:
+    done = echo(tmp_path, "2>&-")
+    assert (done.returncode, done.stdout.count(b"\n")) == (0, 1)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

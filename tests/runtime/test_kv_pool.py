@@ -58,6 +58,7 @@ def test_no_copies_need_no_ops() -> None:
     assert not pool.pages.any()
 
 
-def test_a_pool_that_cannot_be_had_is_refused_with_its_size() -> None:
+@pytest.mark.parametrize("pages", [1 << 58, 1 << 80])
+def test_a_pool_that_cannot_be_had_is_refused_with_its_size(pages: int) -> None:
     with pytest.raises(InvalidConfig, match=r"a pool of \d+ pages needs \d+ bytes"):
-        make_pool(1 << 58)
+        make_pool(pages)

@@ -53,6 +53,12 @@ def test_what_can_only_be_a_path_is_not_looked_up_on_the_hub(
         resolve_model(name)
 
 
+@pytest.mark.parametrize("name", ["~nosuch/x", "x" * 300, "a\0b"])
+def test_a_name_that_the_system_cannot_look_up_is_refused(name: str) -> None:
+    with pytest.raises(InvalidModel, match="model '"):
+        resolve_model(name)
+
+
 def test_an_id_the_hub_cannot_give_says_what_was_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

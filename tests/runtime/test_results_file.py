@@ -58,6 +58,13 @@ def test_log_probabilities_that_are_not_finite_become_null_so_that_the_line_is_j
     assert token == {"token_id": 1, "logprob": None, "top": [[1, -0.5], [2, None]]}
 
 
+def test_half_an_emoji_is_written_as_an_escape_and_not_lost(tmp_path: Path) -> None:
+    broken = Completion("a", 0, "x\ud83d", (1,), 1, 0, 1, "stop", matched_stop="\udcff")
+    write_lines(tmp_path / "out.jsonl", [result_line(broken, "a")])
+    line = json.loads((tmp_path / "out.jsonl").read_text(encoding="utf-8"))
+    assert (line["text"], line["matched_stop"]) == ("x\ud83d", "\udcff")
+
+
 def test_lines_are_written_whole_and_leave_nothing_beside_them(tmp_path: Path) -> None:
     write_lines(tmp_path / "out.jsonl", ["{}", '{"text": "\u00e9"}'])
     assert (tmp_path / "out.jsonl").read_bytes() == '{}\n{"text": "\u00e9"}\n'.encode()
@@ -126,5 +133,28 @@ def test_a_target_that_cannot_be_written_is_refused_before_the_work(tmp_path: Pa
         require_writable("--output", tmp_path / "absent" / "out.jsonl")
     with pytest.raises(InvalidInput, match=r"--stats: '.*' is a folder, not a file"):
         require_writable("--stats", tmp_path)
-    require_writable("--output", tmp_path / "out.jsonl")
+    assert require_writable("--output", tmp_path / "out.jsonl") == tmp_path / "out.jsonl"
     assert os.listdir(tmp_path) == []
+
+
+def test_a_path_that_the_system_does_not_take_is_refused_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "file").touch()
+    for name in ("loop", "x" * 300, "a\0b", "loop/out", "x" * 300 + "/out"):
+        with pytest.raises(InvalidInput, match=r"--output: cannot write '.*': "):
+            require_writable("--output", tmp_path / name)
+    with pytest.raises(InvalidInput, match="there is no folder"):
+        require_writable("--output", tmp_path / "file" / "out")
+
+
+def test_a_link_to_no_file_yet_is_judged_by_where_it_leads(tmp_path: Path) -> None:
+    (tmp_path / "lost").symlink_to(tmp_path / "absent" / "out")
+    (tmp_path / "new").symlink_to(tmp_path / "out")
+    with pytest.raises(InvalidInput, match=r"there is no folder '.*absent'"):
+        require_writable("--output", tmp_path / "lost")
+    assert require_writable("--output", tmp_path / "new") == tmp_path / "out"
+
+
+def test_a_name_as_long_as_names_may_be_is_written(tmp_path: Path) -> None:
+    write_atomically(tmp_path / ("\U0001f600" * 63), "x")
+    assert len(os.listdir(tmp_path)) == 1

@@ -174,6 +174,8 @@ def test_searches_that_are_slow_again_and_again_use_up_the_budget() -> None:
     [
         (("",), (), "stop entries must be non-empty strings, got ''"),
         ((3,), (), "stop entries must be non-empty strings, got 3"),
+        (("a", "x\udcff"), (), "stop is not valid Unicode: '\\udcff' at character 1"),
+        ((), ("\ud83d",), "stop_regex is not valid Unicode"),
         ("text", (), "stop must be a list of strings, got 'text'"),
         (None, (), "stop must be a list of strings, got None"),
         (("x",) * (MAX_STOPS + 1), (), f"at most {MAX_STOPS} entries, got {MAX_STOPS + 1}"),

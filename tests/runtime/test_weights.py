@@ -171,6 +171,23 @@ def test_a_folder_without_config_or_weights_says_what_it_lacks(tmp_path: Path) -
         open_model(tmp_path)
 
 
+def test_a_config_nested_beyond_reason_is_refused_and_its_folder_named_once(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(InvalidModel, match=r"cannot be read as JSON") as caught:
+        open_model(tmp_path)
+    assert str(caught.value).count(str(tmp_path)) == 1
+
+
+def test_random_weights_beyond_memory_are_refused(tmp_path: Path) -> None:
+    save_tiny(tiny_model("llama"), tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(
+        json.dumps({**values, "vocab_size": 1 << 24, "hidden_size": 1 << 24})
+    )
+    with pytest.raises(InvalidModel, match=r"embed_tokens\.weight of shape .* does not fit"):
+        tensors_of(open_model(tmp_path, "dummy"))
+
+
 def test_an_unknown_family_is_named_with_the_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     with pytest.raises(InvalidModel, match=rf"{tmp_path.name}: model family 'gpt2' is not supported"):
@@ -206,6 +223,14 @@ def test_a_gguf_file_cut_off_anywhere_is_refused(part: float, small_gguf: Path) 
     cut.write_bytes(whole[: 4 + int(part * (data_end - 4))])
     with pytest.raises(InvalidModel, match=r"cut\.bin: damaged or truncated GGUF file"):
         open_model(cut)
+
+
+@pytest.mark.parametrize("heads", [7, 2])
+def test_a_gguf_tensor_that_contradicts_the_head_count_is_named(heads: int, tmp_path: Path) -> None:
+    keys: dict[str, int | float | str] = {"attention.head_count": heads, "attention.head_count_kv": heads}
+    path = save_tiny_gguf(tiny_model("llama"), tmp_path / "tiny.gguf", keys=keys)
+    with pytest.raises(InvalidModel, match=r"tiny\.gguf: tensor blk\.0\.attn_[qk]\.weight has shape"):
+        open_model(path)
 
 
 def test_an_unknown_gguf_tensor_is_named(tmp_path: Path) -> None:

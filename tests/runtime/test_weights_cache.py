@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -118,6 +119,19 @@ def test_a_header_that_is_sound_json_of_another_shape_is_rebuilt(model_file: Pat
     for content in ("x\n" + json.dumps({"metadata": 1}), "x\n[]", "x\nnull"):
         kept.write_text(content)
         assert open_model(model_file, cache=tmp_path / "cache").config == source.config
+
+
+@pytest.mark.parametrize("text", ["null", "[]", "{}", '{"metadata": 1}', "[" * 100_000, "damaged shapes"])
+def test_a_header_of_another_shape_is_rebuilt_even_if_its_digest_is_right(
+    text: str, model_file: Path, tmp_path: Path
+) -> None:
+    source = open_model(model_file, cache=tmp_path / "cache")
+    (kept,) = (tmp_path / "cache").glob("*/*.json")
+    if text == "damaged shapes":
+        fields = json.loads(kept.read_text().partition("\n")[2])
+        text = json.dumps({**fields, "shapes": {"token_embd.weight": ["many"]}})
+    kept.write_text(f"{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}\n{text}")
+    assert open_model(model_file, cache=tmp_path / "cache").config == source.config
 
 
 def test_a_cache_that_cannot_be_written_does_not_stop_the_model(model_file: Path, tmp_path: Path) -> None:

@@ -1,0 +1,49 @@
+"""Options of an engine: whatever a field is given that it does not allow is refused in words."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from radixlm.runtime.config import EngineConfig
+from radixlm.runtime.errors import InvalidConfig
+
+NAMES = [item.name for item in fields(EngineConfig)]
+OPTIONAL = ("num_pages", "max_context", "threads")
+NUMBERS = [name for name in NAMES if type(getattr(EngineConfig(), name)) is int or name in OPTIONAL]
+
+
+def refused(**values: Any) -> str:
+    with pytest.raises(InvalidConfig) as caught:
+        EngineConfig(**values)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("value", [1.0, 16.0, b"auto", [], object()])
+def test_no_field_takes_a_value_of_another_type(name: str, value: object) -> None:
+    assert refused(**{name: value}).startswith(f"{name} must be ")
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in OPTIONAL])
+def test_no_field_but_the_optional_ones_takes_none(name: str) -> None:
+    assert refused(**{name: None}).startswith(f"{name} must be ")
+
+
+@pytest.mark.parametrize("name", ["prefix_cache", "deterministic"])
+@pytest.mark.parametrize("value", [0, 1, "true"])
+def test_a_switch_is_true_or_false(name: str, value: object) -> None:
+    assert refused(**{name: value}) == f"{name} must be true or false, got {value!r}"
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", [True, "1", 10**30, 10**5000], ids=["bool", "text", "huge", "unprintable"])
+def test_a_number_is_an_integer_that_a_machine_could_have(name: str, value: object) -> None:
+    assert len(refused(**{name: value})) < 200
+
+
+def test_the_largest_values_are_allowed() -> None:
+    EngineConfig(kv_memory=1 << 48, num_pages=1 << 48, threads=1024, seed=(1 << 64) - 1)
+    assert "from 1 to 1024, got 1025" in refused(threads=1025)
