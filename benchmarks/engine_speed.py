@@ -8,6 +8,7 @@ import gc
 import random
 import statistics
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from common import MODEL, Report, interleave, ratio, say, seconds_of
@@ -80,24 +81,25 @@ def shared_decoding(report: Report) -> None:
 
 
 def prompt_processing(report: Report) -> None:
-    """How much of the time of a long prompt is the model's own matrix products, run by themselves."""
+    """How much of the time of a prompt is the model's own matrix products, run by themselves: for one chunk,
+    and for a prompt long enough that attention counts."""
     options = report.options
-    chunks, repeats = (1, 2) if options.quick else (4, options.repeats)
     with open_engine(options.threads) as engine:
-        prompt = ids(engine.tokenizer.encode, chunks * CHUNK, random.Random(5))
         shapes = MatrixShapes(engine.model_config, deterministic=engine.info().deterministic)
-        runs = {
-            "prefill": lambda: prefill_seconds(engine, prompt),
-            "matrices": lambda: shapes.seconds(CHUNK, chunks),
-        }
-        interleave(1, **runs)
-        seconds = interleave(repeats, **runs)
-    speed = len(prompt) / statistics.median(seconds["prefill"])
-    report.keep("prompt processing", seconds=seconds, tokens=len(prompt), chunk=CHUNK)
-    name = f"prompt processing, {len(prompt):,} tokens in chunks of {CHUNK}"
-    report.note(name, f"{speed:.0f} tokens/s", speed)
-    name = "prompt processing: share of the summed time of the model's matrix shapes at 512 rows"
-    report.at_least(name, ratio(seconds, "matrices", "prefill"), 0.75, "%")
+        for chunks in (1,) if options.quick else (1, 4):
+            prompt = ids(engine.tokenizer.encode, chunks * CHUNK, random.Random(5))
+            runs = {
+                "prefill": partial(prefill_seconds, engine, prompt),
+                "matrices": partial(shapes.seconds, CHUNK, chunks),
+            }
+            interleave(1, **runs)
+            seconds = interleave(max(2, options.repeats), **runs)
+            speed = len(prompt) / statistics.median(seconds["prefill"])
+            name = f"prompt processing, {len(prompt):,} tokens in chunks of {CHUNK}"
+            report.keep(name, seconds=seconds, tokens=len(prompt), chunk=CHUNK)
+            report.note(name, f"{speed:.0f} tokens/s", speed)
+            share = ratio(seconds, "matrices", "prefill")
+            report.at_least(f"{name}: share of the model's matrix shapes at 512 rows", share, 0.75, "%")
 
 
 class MatrixShapes:

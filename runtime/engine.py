@@ -18,6 +18,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from os import PathLike, fspath
 from typing import Self, SupportsIndex, cast
 
 import torch
@@ -56,7 +57,11 @@ class Engine:
     """
 
     def __init__(
-        self, model: str | None = None, *, config: EngineConfig | None = None, **fields: object
+        self,
+        model: str | PathLike[str] | None = None,
+        *,
+        config: EngineConfig | None = None,
+        **fields: object,
     ) -> None:
         self.config = _config(model, config, fields)
         prepare_host(self.config.threads)
@@ -337,9 +342,11 @@ class Engine:
         self._last_events(self._scheduler.take_ended())
 
 
-def _config(model: str | None, config: EngineConfig | None, fields: dict[str, object]) -> EngineConfig:
+def _config(
+    model: str | PathLike[str] | None, config: EngineConfig | None, fields: dict[str, object]
+) -> EngineConfig:
     if model is not None:
-        fields["model"] = model
+        fields["model"] = model if isinstance(model, str) else fspath(model)
     if config is not None and not isinstance(config, EngineConfig):
         raise InvalidConfig(f"config must be an EngineConfig, got {config!r}")
     try:
