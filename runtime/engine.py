@@ -19,7 +19,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike, fspath
-from typing import Self, SupportsIndex, cast
+from typing import Self, SupportsIndex, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -47,6 +47,7 @@ from .tokenizer import Tokenizer
 from .types import Completion, Event, Outcome, Plan, Request, SequenceKey
 from .weights import ModelSource, open_model
 
+ModelName: TypeAlias = str | PathLike[str]
 NO_TOKEN = "no token could be chosen: the logits are not finite, or every token is forbidden"
 
 
@@ -58,7 +59,7 @@ class Engine:
 
     def __init__(
         self,
-        model: str | PathLike[str] | None = None,
+        model: ModelName | None = None,
         *,
         config: EngineConfig | None = None,
         **fields: object,
@@ -342,11 +343,9 @@ class Engine:
         self._last_events(self._scheduler.take_ended())
 
 
-def _config(
-    model: str | PathLike[str] | None, config: EngineConfig | None, fields: dict[str, object]
-) -> EngineConfig:
+def _config(model: ModelName | None, config: EngineConfig | None, fields: dict[str, object]) -> EngineConfig:
     if model is not None:
-        fields["model"] = model if isinstance(model, str) else fspath(model)
+        fields["model"] = fspath(model) if isinstance(model, PathLike) else model
     if config is not None and not isinstance(config, EngineConfig):
         raise InvalidConfig(f"config must be an EngineConfig, got {config!r}")
     try:
