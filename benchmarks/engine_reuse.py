@@ -27,7 +27,7 @@ LEAST = {"large": 0.99, "twice the longest request": 0.96}
 
 
 def hit_rates(report: Report) -> None:
-    """MMLU 5-shot: every prompt through the cache alone, and a part of them through the engine."""
+    """MMLU 5-shot: every prompt through the cache alone, and through the engine."""
     options = report.options
     if options.data is None:
         report.note("hit rate over optimal, MMLU 5-shot prompts", "not run: it needs --data FOLDER")
@@ -36,16 +36,15 @@ def hit_rates(report: Report) -> None:
         encode = engine.tokenizer.encode
         subjects, questions = (2, 4) if options.quick else (16, 25)
         prompts = mmlu_prompts(encode, options.data, subjects=subjects, questions=questions)
-        part = mmlu_prompts(encode, options.data, subjects=2, questions=2 if options.quick else 12)
     for name, num_pages in _pools(prompts).items():
         done = replay(prompts, num_pages, PAGE)
         label = f"hit rate over optimal, MMLU 5-shot, replay of {len(prompts)} prompts, pool {name}"
         report.at_least(label, done.hit_rate / done.optimal_hit_rate, LEAST[name], "%")
         report.keep(label, num_pages=num_pages, **asdict(done))
-    for name, num_pages in _pools(part).items():
-        label = f"the same, engine, {len(part)} prompts, pool {name}"
+    for name, num_pages in _pools(prompts).items():
+        label = f"the same, engine, {len(prompts)} prompts, pool {name}"
         with open_engine(options.threads, num_pages=num_pages, page_size=PAGE) as engine:
-            completions = engine.generate(part, fixed_length(1))
+            completions = engine.generate(prompts, fixed_length(1))
             stats = engine.stats()
         assert not any(c.error for c in completions), "every prompt fits"
         report.at_least(label, stats.hit_rate / stats.optimal_hit_rate, LEAST[name], "%")
