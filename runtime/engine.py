@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os import PathLike, fspath
-from typing import Self, SupportsIndex, TypeAlias, cast
+from typing import Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ from .metrics import EngineInfo, EngineStats, Meter, TimedCache
 from .model import Model
 from .output import OutputStream
 from .progress import EngineProgress
-from .prompts import Prompt, PromptInput, as_prompt
+from .prompts import Prompt, PromptInput, as_prompts
 from .sampling import Sampled, sample
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
@@ -219,7 +219,7 @@ class Engine:
         """
         if self.has_work:
             raise InvalidRequest("generate needs an idle engine, got one with requests to finish first")
-        todo = _prompts(prompts)
+        todo = as_prompts(prompts)
         params = _params(sampling, len(todo))
         collector = Collector()
         batch, self._batches = self._batches, self._batches + 1
@@ -376,23 +376,6 @@ def _check_request(request: Request, vocab_size: int) -> None:
             f"got {start}"
         )
     request.sampling.check_vocabulary(vocab_size)
-
-
-def _prompts(prompts: PromptInput | Sequence[PromptInput]) -> list[Prompt | InvalidRequest]:
-    """One prompt or several; a list of integers is one. A malformed one of several stands for itself."""
-    if not isinstance(prompts, str | Prompt | Mapping | Sequence):
-        raise InvalidRequest(f"prompts must be one prompt or a list of them, got {prompts!r}")
-    if isinstance(prompts, str | Prompt | Mapping):
-        return [as_prompt(prompts)]
-    if len(prompts) and all(isinstance(item, SupportsIndex) for item in prompts):
-        return [as_prompt(cast("Sequence[int]", prompts))]
-    found: list[Prompt | InvalidRequest] = []
-    for prompt in cast("Sequence[PromptInput]", prompts):
-        try:
-            found.append(as_prompt(prompt))
-        except InvalidRequest as error:
-            found.append(error)
-    return found
 
 
 def _params(sampling: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

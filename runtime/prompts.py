@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import SupportsIndex, TypeAlias
+from typing import SupportsIndex, TypeAlias, cast
 
 from .errors import InvalidRequest
 from .sampling_params import SamplingParams
@@ -80,6 +80,23 @@ def as_prompt(value: PromptInput) -> Prompt:
             raise InvalidRequest(f'a mapping must have the one key "messages", got {quote(value)}')
         return Prompt(as_messages(value["messages"]))
     return Prompt(as_token_ids(value))
+
+
+def as_prompts(prompts: PromptInput | Sequence[PromptInput]) -> list[Prompt | InvalidRequest]:
+    """One prompt or several; a list of integers is one. A malformed one of several stands for itself."""
+    if not isinstance(prompts, str | Prompt | Mapping | Sequence):
+        raise InvalidRequest(f"prompts must be one prompt or a list of them, got {prompts!r}")
+    if isinstance(prompts, str | Prompt | Mapping):
+        return [as_prompt(prompts)]
+    if len(prompts) and all(isinstance(item, SupportsIndex) for item in prompts):
+        return [as_prompt(cast("Sequence[int]", prompts))]
+    found: list[Prompt | InvalidRequest] = []
+    for prompt in cast("Sequence[PromptInput]", prompts):
+        try:
+            found.append(as_prompt(prompt))
+        except InvalidRequest as error:
+            found.append(error)
+    return found
 
 
 def as_token_ids(value: object) -> tuple[int, ...]:
