@@ -91,7 +91,7 @@ class Report:
         return 1 if failed and not self.options.report_only else 0
 
     def _record(self) -> dict[str, object]:
-        options = {k: str(v) if isinstance(v, Path) else v for k, v in vars(self.options).items()}
+        options = {k: v.name if isinstance(v, Path) else v for k, v in vars(self.options).items()}
         return {
             "benchmark": self.benchmark,
             "options": options,
@@ -154,7 +154,7 @@ def environment() -> dict[str, object]:
             "cpu": _cpu_model(),
             "cores": os.cpu_count(),
             "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-            "system": platform.platform(),
+            "system": f"{platform.system()} {platform.machine()}",
         },
         "versions": {
             "python": platform.python_version(),
