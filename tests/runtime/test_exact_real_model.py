@@ -34,12 +34,14 @@ STORY = (
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The same prompts three times: with the cache empty, full of them, and switched off."""
+    """The same prompts four times: with the cache empty, full of them, switched off, and in an engine of
+    default options (the others are deterministic)."""
 
     prompts: list[tuple[int, ...]]
     cold: list[Completion]
     warm: list[Completion]
     off: list[Completion]
+    default: list[Completion]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,9 @@ def run() -> Run:
         warm = engine.generate(prompts, SAMPLING)
     with Engine(MODEL, deterministic=True, kv_memory=64 << 20, prefix_cache=False) as engine:
         off = engine.generate(prompts, SAMPLING)
-    return Run(prompts, cold, warm, off)
+    with Engine(MODEL, kv_memory=64 << 20) as engine:
+        default = engine.generate(prompts, SAMPLING)
+    return Run(prompts, cold, warm, off, default)
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +78,9 @@ def test_nearly_all_steps_of_the_reference_count(references: list[Reference]) ->
     assert counted_share(references) >= 0.95
 
 
-@pytest.mark.parametrize("cache", ["cold", "warm", "off"])
-def test_greedy_tokens_equal_those_of_transformers_with_the_cache(
-    cache: str, run: Run, references: list[Reference]
-) -> None:
-    assert differences(references, getattr(run, cache)) == []
+@pytest.mark.parametrize("way", ["cold", "warm", "off", "default"])
+def test_greedy_tokens_equal_those_of_transformers(way: str, run: Run, references: list[Reference]) -> None:
+    assert differences(references, getattr(run, way)) == []
 
 
 def test_log_probabilities_have_the_same_bits_with_the_cache_cold_warm_and_off(run: Run) -> None:
