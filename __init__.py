@@ -30,9 +30,22 @@ _HOME = {
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "Engine":
+        _prepare_for_torch()
     value: object = getattr(import_module(_HOME[name], __name__), name)
     globals()[name] = value
     return value
+
+
+def _prepare_for_torch() -> None:
+    """Set what torch reads when it is loaded; once it is, setting it would only mislead."""
+    import os
+    import sys
+
+    from .runtime.environment import prepare_environment
+
+    if "torch" not in sys.modules:
+        prepare_environment(os.environ)
 
 
 def __dir__() -> list[str]:

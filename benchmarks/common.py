@@ -23,7 +23,7 @@ from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
 
-from radixlm.runtime.cli import prepare_environment
+from radixlm.runtime.environment import prepare_environment
 
 prepare_environment(os.environ)  # as the command line does: passive OpenMP threads and the like
 

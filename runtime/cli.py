@@ -1,14 +1,11 @@
 """The command line: `radixlm generate | info | demo`.
 
-Owns the exit status and the only reads and writes of the environment in the package. Every failure that is
-the caller's is one line on standard error.
+Owns the exit status. Every failure that is the caller's is one line on standard error.
 
     0    all done                       2    the input is wrong: nothing was computed, nothing written
     1    a prompt or the run failed     130  interrupted
 
-How long threads of OpenMP spin while they wait (a busy neighbour would slow each step several times) and how
-many kernels oneDNN keeps is read once, when torch is loaded. So torch is imported after
-`prepare_environment`, when an engine is opened, and `--help` never imports it.
+torch is imported after `prepare_environment`, when an engine is opened, and `--help` never imports it.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
@@ -26,25 +23,11 @@ from .commands import demo, generate, info
 from .commands.engine_view import EngineView, OpenEngine
 from .commands.standard_output import write_note, write_output
 from .config import EngineConfig
+from .environment import prepare_environment
 from .errors import InvalidInput, RadixError
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
-
-_ENVIRONMENT = {
-    "OMP_WAIT_POLICY": "passive",  # waiting threads sleep
-    "KMP_BLOCKTIME": "0",  # the same for Intel's OpenMP
-    # GNU OpenMP: spin about 0.2 ms before sleeping; measured on two cores: 57 ms a step quiet and 136 ms with
-    # a busy neighbour, against 50/481 for the default and 61/89 for none
-    "GOMP_SPINCOUNT": "10000",
-    # oneDNN keeps a compiled kernel of about half a MiB for each pair of a weight's shape and a number of
-    # rows, 1,024 of them by default. Layers share them, so a step needs one for each shape, and a miss costs
-    # about 0.5 ms: the linears of 30 layers, with 1 to 32 rows at random, took 48 ms a step with 32 kept and
-    # 47 ms with all kept
-    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32",
-    "LRU_CACHE_CAPACITY": "32",  # torch's own cache in front of it, which holds the same kernels
-    "TOKENIZERS_PARALLELISM": "false",  # no second pool of threads beside torch's
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +59,6 @@ def main(argv: Sequence[str] | None = None, *, open_engine: OpenEngine | None = 
         return _fail(error, 1)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
-
-
-def prepare_environment(environment: MutableMapping[str, str]) -> None:
-    """Sets what libraries read when they are loaded, unless the user has set it."""
-    for name, value in _ENVIRONMENT.items():
-        environment.setdefault(name, value)
 
 
 def build_parser() -> argparse.ArgumentParser:

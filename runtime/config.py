@@ -18,7 +18,7 @@ class EngineConfig:
 
     kv_memory is bytes for keys and values; num_pages, where given, wins over it. chunk_size is the most
     tokens one step computes, max_running the most sequences it runs. `deterministic` makes logits
-    bit-equal for any batch, chunk and cache state; it needs float32, and costs about a tenth of the speed.
+    bit-equal for any batch, chunk and cache state; it needs float32 and is some 10 % slower.
     """
 
     model: str = "smollm2-135m"

@@ -1,8 +1,9 @@
 """Writes what a run gave: completions as JSON lines, figures as one JSON object.
 
 A file appears whole or not at all: the text goes to a new file in the same folder, which is renamed over
-the target at the end. A target that is no regular file (a pipe, /dev/null) is written to as it is, never
-replaced. `require_writable` finds a bad target before hours of work, not after them.
+the target at the end. A target that is no regular file (a pipe, /dev/null), or that names an open one
+(/dev/stdout, /dev/fd/3), is written to as it is, never replaced. `require_writable` finds a bad target
+before hours of work, not after them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -40,7 +42,8 @@ def require_writable(flag: str, path: Path) -> Path:
         mode = _mode(target)
         if stat.S_ISDIR(mode):
             raise InvalidInput(f"{flag}: {str(path)!r} is a folder, not a file")
-        allowed = os.access(target, os.W_OK) if _is_special(mode) else os.access(folder, os.W_OK | os.X_OK)
+        as_it_is = _is_special(mode) or _names_descriptor(target)
+        allowed = os.access(target, os.W_OK) if as_it_is else os.access(folder, os.W_OK | os.X_OK)
     except (OSError, ValueError) as error:  # ValueError: a NUL character
         reason = error.strerror if isinstance(error, OSError) else error
         raise InvalidInput(f"{flag}: cannot write {str(path)!r}: {reason}") from error
@@ -71,8 +74,9 @@ def write_atomically(path: Path, text: str) -> None:
     """Puts `text` at `path`, whole or not at all. Raises RadixError."""
     try:
         target = _target(path)
-        if _is_special(_mode(target)):
-            target.write_text(text, encoding="utf-8")
+        if _is_special(_mode(target)) or _names_descriptor(target):
+            with target.open("a", encoding="utf-8") as file:  # never cuts what a shell redirected to
+                file.write(text)
         else:
             _replace(target, text)
     except OSError as error:
@@ -94,8 +98,13 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _target(path: Path) -> Path:
-    """Through links, so that a link stays a link."""
-    return Path(os.path.realpath(path))
+    """Through links, so that a link stays a link; but the name of an open file stays what it is."""
+    return path if _names_descriptor(path) else Path(os.path.realpath(path))
+
+
+def _names_descriptor(path: Path) -> bool:
+    """Whether the path stands for a file that a process holds open, such as /dev/stdout."""
+    return re.fullmatch(r"/dev/(stdout|stderr|fd/\d+)|/proc/(self|\d+)/fd/\d+", str(path)) is not None
 
 
 def _mode(path: Path) -> int:

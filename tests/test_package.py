@@ -23,6 +23,7 @@ TORCH_FREE = (
     "radixlm.runtime.commands.generate",
     "radixlm.runtime.commands.info",
     "radixlm.runtime.config",
+    "radixlm.runtime.environment",
     "radixlm.runtime.errors",
     "radixlm.runtime.metrics",
     "radixlm.runtime.policy",
@@ -100,3 +101,11 @@ def test_the_package_list_names_every_folder_of_the_package() -> None:
 def test_the_version_is_the_one_of_the_project_file() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert radixlm.__version__ == project["version"]
+
+
+def test_the_engine_of_the_package_is_loaded_with_threads_that_wait_quietly() -> None:
+    code = (
+        "import os; os.environ.pop('OMP_WAIT_POLICY', None)\n"
+        "import radixlm; radixlm.Engine; print(os.environ['OMP_WAIT_POLICY'])"
+    )
+    assert in_child(code).strip() == "passive"

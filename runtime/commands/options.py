@@ -50,7 +50,7 @@ ENGINE_FLAGS: Mapping[str, Flag] = {
     "chunk_size": Flag("most tokens one step computes"),
     "max_running": Flag("most sequences that run at a time"),
     "max_context": Flag("most tokens in a sequence; not given: what the model was made for"),
-    "deterministic": Flag("bit-equal numbers for any batch, chunk and cache state, at a tenth of the speed"),
+    "deterministic": Flag("bit-equal numbers for any batch, chunk and cache state; about a tenth slower"),
     "seed": Flag("seed of random weights, and of prompts without a seed of their own"),
     "threads": Flag("threads to compute with; not given: one for each core"),
 }

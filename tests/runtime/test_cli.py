@@ -12,11 +12,12 @@ from typing import Self
 import pytest
 
 from radixlm.runtime.byte_size import parse_bytes
-from radixlm.runtime.cli import build_parser, main, prepare_environment
+from radixlm.runtime.cli import build_parser, main
 from radixlm.runtime.commands.engine_view import OpenEngine
 from radixlm.runtime.commands.options import ENGINE_FLAGS, SAMPLING_FLAGS
 from radixlm.runtime.config import EngineConfig
 from radixlm.runtime.demo_questions import EXAMPLES, QUESTIONS, few_shot_prompt
+from radixlm.runtime.environment import prepare_environment
 from radixlm.runtime.errors import EngineStopped, InvalidModel
 from radixlm.runtime.metrics import EngineInfo, EngineStats
 from radixlm.runtime.progress import EngineProgress

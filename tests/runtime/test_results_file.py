@@ -158,3 +158,22 @@ def test_a_link_to_no_file_yet_is_judged_by_where_it_leads(tmp_path: Path) -> No
 def test_a_name_as_long_as_names_may_be_is_written(tmp_path: Path) -> None:
     write_atomically(tmp_path / ("\U0001f600" * 63), "x")
     assert len(os.listdir(tmp_path)) == 1
+
+
+def test_the_name_of_an_open_file_is_written_to_and_never_replaced(tmp_path: Path) -> None:
+    held = tmp_path / "held"
+    held.write_text("before\n")
+    with held.open("a") as file:
+        name = Path(f"/proc/self/fd/{file.fileno()}")
+        assert require_writable("--output", name) == name
+        write_lines(name, ["one"])
+    assert held.read_text() == "before\none\n"
+    assert list(tmp_path.iterdir()) == [held]
+
+
+def test_the_name_of_an_open_pipe_is_written_to() -> None:
+    reader, writer = os.pipe()
+    write_lines(Path(f"/dev/fd/{writer}"), ["one"])
+    os.close(writer)
+    with open(reader) as file:
+        assert file.read() == "one\n"
