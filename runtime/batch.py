@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..kernels.ops import Ops
+from ..kernels.ops import Ops, PreparedPlan
 from ..kernels.plan import AttentionSpec, Ints, build_plan, order_rows
 from .model import ModelInputs
 from .types import Plan, Row, SequenceKey
@@ -56,7 +56,7 @@ class BatchBuilder:
             spec=self._spec,
             options=self._ops.plan_options,
         )
-        return _tensors(rows, tables, self._page_size, self._ops, attention_plan=self._ops.prepare(attention))
+        return _tensors(rows, tables, self._page_size, self._ops.prepare(attention))
 
     def _block_tables(self, rows: Sequence[Row]) -> list[Ints]:
         known, self._tables = self._tables, {}
@@ -69,7 +69,7 @@ class BatchBuilder:
 
 
 def _tensors(
-    rows: Sequence[Row], tables: Sequence[Ints], page_size: int, ops: Ops, *, attention_plan: object
+    rows: Sequence[Row], tables: Sequence[Ints], page_size: int, attention_plan: PreparedPlan
 ) -> Batch:
     tokens: list[int] = []
     positions: list[int] = []

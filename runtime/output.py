@@ -32,11 +32,11 @@ class OutputStream:
         )
         self._stops = StopChecker(params.stop, params.stop_regex)
         self._text: list[str] = []
-        self._tokens: list[int] = []
+        self._output: list[int] = []
+        self._told = 0  # how many of them earlier events had
         self._logprobs: list[TokenLogprob] = []
         self._prompt_logprobs: list[TokenLogprob] = []
         self._matched: int | str | None = None
-        self._generated = 0
         if params.prompt_logprobs_start == 0:
             self._prompt_logprobs.append(TokenLogprob(seq.tokens[0], None))
 
@@ -45,21 +45,20 @@ class OutputStream:
         seq = self._seq
         greedy = self._params.greedy
         uniform = 0.0 if greedy else uniform_for(self._seed, (), seq.key.choice, len(seq.tokens))
-        return SampleRow(self._params, seq.request.prompt_ids, seq.output, self._eos_ids, uniform)
+        return SampleRow(self._params, seq.request.prompt_ids, self._output, self._eos_ids, uniform)
 
     def add_prompt_logprobs(self, entries: Sequence[TokenLogprob]) -> None:
         self._prompt_logprobs += entries
 
     def push(self, token: int, logprob: TokenLogprob | None) -> Outcome:
         """Take one sampled token. Raises RequestFailed if a stop pattern takes too long."""
-        self._generated += 1
-        self._tokens.append(token)
+        self._output.append(token)
         if logprob is not None:
             self._logprobs.append(logprob)
         finish = self._finish_by_id(token)
         if finish is None:
             finish = self._push_text(token)
-        if finish is None and self._generated >= self._params.max_tokens:
+        if finish is None and len(self._output) >= self._params.max_tokens:
             finish = "length"
         return Outcome(self._seq.key, (token,), finish)
 
@@ -74,7 +73,7 @@ class OutputStream:
 
     def _push_text(self, token: int) -> FinishReason | None:
         delta = self._detokenizer.push((token,))
-        if self._generated < self._params.min_tokens:
+        if len(self._output) < self._params.min_tokens:
             self._text.append(delta)
             return None
         return self._check(delta)
@@ -112,18 +111,18 @@ class OutputStream:
             request_id=seq.key.request_id,
             index=seq.key.choice,
             text="".join(self._text),
-            token_ids=tuple(self._tokens),
+            token_ids=tuple(self._output[self._told :]),
             logprobs=tuple(self._logprobs),
             prompt_logprobs=tuple(self._prompt_logprobs),
             prompt_tokens=seq.prompt_len,
             cached_tokens=seq.cached_tokens,
-            completion_tokens=self._generated,
+            completion_tokens=len(self._output),
             finish_reason=reason,
             matched_stop=self._matched,
             error=error,
         )
         self._text.clear()
-        self._tokens.clear()
+        self._told = len(self._output)
         self._logprobs.clear()
         self._prompt_logprobs.clear()
         return event

@@ -10,8 +10,8 @@ import pytest
 from transformers import PreTrainedModel
 
 from radixlm.runtime.engine import Engine
-from testkit.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE, save_byte_tokenizer
-from testkit.tiny_model import save_tiny, tiny_model
+from testkit.byte_tokenizer import save_byte_tokenizer
+from testkit.tiny_model import byte_llama, save_tiny
 
 OpenEngine = Callable[..., Engine]
 
@@ -26,13 +26,7 @@ class TinyLlama:
 
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> TinyLlama:
-    model = tiny_model(
-        "llama",
-        vocab_size=VOCAB_SIZE,
-        bos_token_id=BOS_ID,
-        eos_token_id=EOS_ID,
-        max_position_embeddings=256,
-    )
+    model = byte_llama()
     folder = save_tiny(model, tmp_path_factory.mktemp("tiny-llama"))
     save_byte_tokenizer(folder)
     return TinyLlama(folder, model)

@@ -14,9 +14,9 @@ from radixlm.runtime.progress import EngineProgress
 from radixlm.runtime.prompts import PromptInput
 from radixlm.runtime.sampling_params import SamplingParams
 from radixlm.runtime.types import Event, Request
-from testkit.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE, save_byte_tokenizer
+from testkit.byte_tokenizer import VOCAB_SIZE, save_byte_tokenizer
 from testkit.soak import check_pages
-from testkit.tiny_model import save_tiny, tiny_model
+from testkit.tiny_model import byte_llama, save_tiny
 
 OpenEngine = Callable[..., Engine]
 POISON = 77
@@ -179,13 +179,7 @@ def test_a_callback_that_raises_ends_its_batch_only(open_engine: OpenEngine) -> 
 @pytest.fixture(scope="module")
 def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny model of the other tests, but the embedding of POISON is NaN."""
-    model = tiny_model(
-        "llama",
-        vocab_size=VOCAB_SIZE,
-        bos_token_id=BOS_ID,
-        eos_token_id=EOS_ID,
-        max_position_embeddings=256,
-    )
+    model = byte_llama()
     with torch.no_grad():
         model.get_input_embeddings().weight[POISON] = torch.nan
     folder = save_tiny(model, tmp_path_factory.mktemp("poisoned"))

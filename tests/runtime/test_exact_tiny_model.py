@@ -14,7 +14,7 @@ import pytest
 from radixlm.runtime.engine import Engine
 from radixlm.runtime.sampling_params import SamplingParams
 from radixlm.runtime.types import Completion
-from testkit.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE, save_byte_tokenizer
+from testkit.byte_tokenizer import BOS_ID, VOCAB_SIZE, save_byte_tokenizer
 from testkit.exactness import (
     Reference,
     counted_share,
@@ -23,7 +23,7 @@ from testkit.exactness import (
     reference,
     without_end,
 )
-from testkit.tiny_model import save_tiny, tiny_model
+from testkit.tiny_model import byte_llama, save_tiny
 
 MAX_TOKENS = 8
 PLAIN = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True)
@@ -58,13 +58,7 @@ class Tiny:
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     folder = tmp_path_factory.mktemp("tiny")
-    model = tiny_model(
-        "llama",
-        vocab_size=VOCAB_SIZE,
-        bos_token_id=BOS_ID,
-        eos_token_id=EOS_ID,
-        max_position_embeddings=256,
-    )
+    model = byte_llama()
     save_tiny(model, folder)
     save_byte_tokenizer(folder)
     without_end(model)

@@ -28,6 +28,8 @@ from transformers import (
     SmolLM3ForCausalLM,
 )
 
+from .byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE
+
 _BASE = {"vocab_size": 97, "num_hidden_layers": 2, "max_position_embeddings": 128, "pad_token_id": 0}
 
 
@@ -85,6 +87,17 @@ def tiny_model(
             else:
                 parameter.copy_(noise * 1.5 / parameter.shape[1] ** 0.5)
     return model
+
+
+def byte_llama() -> PreTrainedModel:
+    """A tiny llama that speaks the byte tokenizer, with a context of 256: what engines of tests run."""
+    return tiny_model(
+        "llama",
+        vocab_size=VOCAB_SIZE,
+        bos_token_id=BOS_ID,
+        eos_token_id=EOS_ID,
+        max_position_embeddings=256,
+    )
 
 
 def tiny_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
