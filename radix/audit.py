@@ -46,7 +46,7 @@ def _audit_shape(node: Node, page_size: int) -> None:
     for key, child in node.children.items():
         assert child.keys[0] == key, "a child is found under its first page"
         assert child.parent is node, "a child knows its parent"
-        redundant = child.locks == 0 and len(child.keys) == 1 and node.is_outgrown(key)
+        redundant = child.locks == 0 and len(child.keys) == 1 and node.outgrower(key) is not None
         assert not redundant, "an unpinned page that a sibling extends is dropped"
 
 

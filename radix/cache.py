@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, get_args
 
 from .audit import audit, draw
+from .beside import NoValues, PageValues
 from .eviction import Policy
 from .lease import CopyLedger, Lease, PageCopy
 from .node import Namespace, Node
@@ -26,7 +27,8 @@ from .views import CacheStats, Peek
 class PrefixCache:
     """A pool of `num_pages` pages of `page_size` token slots. Raises ValueError on an impossible option.
 
-    Not enabled, it finds and keeps nothing and only hands out pages.
+    Not enabled, it finds and keeps nothing and only hands out pages. `values` is told what becomes of the
+    pages, if something is kept beside their keys and values.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class PrefixCache:
         *,
         eviction: Literal["lru", "priority"] = "lru",
         enabled: bool = True,
+        values: PageValues | None = None,
     ) -> None:
         for name, value in (("num_pages", num_pages), ("page_size", page_size)):
             if value < 1:
@@ -46,7 +49,8 @@ class PrefixCache:
         self.page_size = page_size
         self.enabled = enabled
         self._pool = PagePool(num_pages)
-        self._tree = PrefixTree(page_size, self._pool, eviction)
+        self._values = values or NoValues()
+        self._tree = PrefixTree(page_size, self._pool, eviction, self._values)
         self._copies = CopyLedger()
         self._leases: set[Lease] = set()
         self._acquired = self._asked = self._hits = self._evicted = 0
@@ -124,14 +128,26 @@ class PrefixCache:
         pages = list(match.pages)
         fresh = self._take(pages_for(max(length, granted), self.page_size) - len(pages))
         if copied is not None:
-            self._copies.record(PageCopy(copied.pages[0], fresh[0], match.slots), copied)
+            self._copy(copied, fresh[0], match.slots)
         shared = len(pages)
         lease = Lease(namespace, priority, granted, pages + fresh, node, shared, shared * self.page_size)
         self._leases.add(lease)
-        self._acquired += 1
-        self._asked += len(tokens)
-        self._hits += granted
+        self._count(len(tokens), granted)
         return lease
+
+    def visit(self, tokens: Sequence[int], namespace: Namespace, *, priority: int = 0) -> Peek:
+        """Use the longest cached prefix without taking anything: for what wants only what is kept beside it.
+
+        It counts as an acquire that found it, and as used now.
+        """
+        match = self._find(tokens, namespace)
+        for node in (match.node, match.source):
+            if node is not None:
+                self._tree.pin(node, priority)
+                self._tree.unpin(node)
+        found = self._peek(match)
+        self._count(len(tokens), found.cached_tokens)
+        return found
 
     def grow(self, lease: Lease, length: int) -> bool:
         """Cover `length` slots. False if refused, and then nothing has changed."""
@@ -174,6 +190,8 @@ class PrefixCache:
         if length < lease.published:
             return self._roll_back(lease, length)
         self._free(lease.replace_from(pages_for(length, self.page_size), []))
+        if slots := length % self.page_size:
+            self._values.clear(lease.pages[-1:], slots)
         return True
 
     def release(self, lease: Lease) -> None:
@@ -212,7 +230,12 @@ class PrefixCache:
     def _peek(self, match: Match) -> Peek:
         room = self._pool.free + self._tree.evictable - match.pins - match.source_pins
         cached = len(match.pages) * self.page_size + match.slots
-        return Peek(cached, room, self.page_size, match.source_pins)
+        return Peek(cached, room, self.page_size, match.source_pins, match.all_pages())
+
+    def _count(self, asked: int, found: int) -> None:
+        self._acquired += 1
+        self._asked += asked
+        self._hits += found
 
     def _pinned(self, lease: Lease) -> Node:
         assert lease.node is not None, "a released lease is not used again"
@@ -236,7 +259,15 @@ class PrefixCache:
         if (missing := count - self._pool.free) > 0:
             self._tree.evict(missing)
             self._evicted += missing
-        return self._pool.take(count)
+        pages = self._pool.take(count)
+        self._values.clear(pages)
+        return pages
+
+    def _copy(self, source: Node, target: int, slots: int) -> None:
+        """Slots of the first page of `source`, which the caller has pinned, are to be copied to `target`."""
+        page = source.pages[0]
+        self._copies.record(PageCopy(page, target, slots), source)
+        self._values.copy(page, target, slots)
 
     def _free(self, pages: Iterable[int]) -> None:
         """Free private pages, and forget the waiting copies to them."""
@@ -261,7 +292,7 @@ class PrefixCache:
         self._tree.unpin(end)
         fresh = self._take(1 if slots else 0)
         if source is not None:
-            self._copies.record(PageCopy(source.pages[0], fresh[0], slots), source)
+            self._copy(source, fresh[0], slots)
         lease.replace_from(whole, fresh)
         lease.node, lease.shared, lease.published = kept, whole, whole * self.page_size
         return True

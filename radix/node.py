@@ -65,15 +65,19 @@ class Node:
         assert child.keys[0] in self.children, "only a child that is there can be replaced"
         self.children[child.keys[0]] = child
 
-    def extends(self, key: Key) -> bool:
-        """Whether the first page of some child is `key` or goes on after it."""
-        at = bisect_left(self.order, key)
-        return at < len(self.order) and self.order[at][: len(key)] == key
+    def extender(self, key: Key) -> Node | None:
+        """A child whose first page is `key` or goes on after it."""
+        return self._starting_with(key, bisect_left(self.order, key))
 
-    def is_outgrown(self, key: Key) -> bool:
-        """Whether, beside the child `key`, another child's first page goes on after it."""
-        at = bisect_left(self.order, key) + 1
-        return at < len(self.order) and self.order[at][: len(key)] == key
+    def outgrower(self, key: Key) -> Node | None:
+        """Beside the child `key`, another one whose first page goes on after it."""
+        return self._starting_with(key, bisect_left(self.order, key) + 1)
+
+    def _starting_with(self, key: Key, at: int) -> Node | None:
+        """The child at that place of the order, if its first page starts with `key`."""
+        if at < len(self.order) and self.order[at][: len(key)] == key:
+            return self.children[self.order[at]]
+        return None
 
     def nearest(self, query: Key) -> tuple[Node | None, int]:
         """The child whose first page has the longest common prefix with `query`, and its length (0: none)."""

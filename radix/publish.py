@@ -17,6 +17,8 @@
     tail       what is computed of one more page: it passes to the tree as a partial page whose owner is
                this lease, unless a sibling holds all of it already; then it stays private
 
+What is known beside a page's keys and values (beside.py) goes on to the page that is kept in its place.
+
 Nothing before `published` is looked at, so the cost is that of the new pages. Afterwards `shared` and
 `published` end where the tree's part ends, and the lease's pin lies there.
 """
@@ -48,8 +50,10 @@ def _extend_tail(tree: PrefixTree, lease: Lease, node: Node, tokens: Sequence[in
     key = tuple(tokens[last * size : stop])
     whole = len(key) == size
     # Only the first page of a run has siblings.
-    if len(node.keys) == 1 and node.parent is not None and node.parent.extends(key):
+    longer = node.parent.extender(key) if len(node.keys) == 1 and node.parent is not None else None
+    if longer is not None:
         if not whole:
+            tree.values.fill(longer.pages[0], lease.pages[last], len(key))
             return False
         lease.node = tree.move_to_twin(node, key, lease.priority)
         lease.pages[last] = lease.node.pages[0]
@@ -68,10 +72,15 @@ def _insert(tree: PrefixTree, lease: Lease, tokens: Sequence[int], upto: int) ->
     node, twins = tree.follow(lease.node, keys, lease.priority)
     new = keys[len(twins) :]
     tail = tuple(tokens[upto - upto % size : upto])
-    owns_tail = bool(tail) and (bool(new) or not node.extends(tail))
+    longer = node.extender(tail) if tail and not new else None
+    owns_tail = bool(tail) and longer is None
     if owns_tail:
         new.append(tail)
+    elif longer is not None:
+        tree.values.fill(longer.pages[0], lease.pages[start + len(twins)], len(tail))
     duplicates = lease.pages[start : start + len(twins)]
+    for twin, duplicate in zip(twins, duplicates, strict=True):
+        tree.values.fill(twin, duplicate, size)
     if twins:
         lease.pages[start : start + len(twins)] = twins
         lease.version += 1

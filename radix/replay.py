@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
 from .cache import PrefixCache
-from .node import Namespace, common_prefix
+from .node import Namespace
+from .order import shared_with_previous, trie_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,9 @@ def replay(
 def optimal_hit_rate(prompts: Iterable[Sequence[int]]) -> float:
     """The share of prompt tokens that an endless cache would find: each node of their trie is computed once.
 
-    In sorted order the longest common prefix of a prompt with any earlier one is that with its neighbour,
-    so the neighbours' common prefixes add up to the tokens found.
+    Depth-first, the longest common prefix of a prompt with any earlier one is that with the one before it.
     """
-    ordered = sorted(tuple(prompt) for prompt in prompts)
-    total = sum(map(len, ordered))
-    found = sum(common_prefix(a, b) for a, b in pairwise(ordered))
+    trace = [tuple(prompt) for prompt in prompts]
+    total = sum(map(len, trace))
+    found = sum(shared_with_previous(trace[index] for index in trie_order(trace)))
     return found / total if total else 0.0

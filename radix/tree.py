@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from .beside import PageValues
 from .eviction import EvictionOrder, Policy
 from .node import Key, Namespace, Node, common_prefix
 from .pool import PagePool
@@ -37,17 +38,24 @@ class Match:
     pins: int = 0
     source_pins: int = 0
 
+    def all_pages(self) -> tuple[int, ...]:
+        """The pages that hold the prefix, with the one in which it ends."""
+        if self.source is None:
+            return self.pages
+        return (*self.pages, self.source.pages[self.at if self.source is self.node else 0])
+
 
 class PrefixTree:
     """Owns the cached pages; takes them from callers and gives evicted ones back to the pool."""
 
-    def __init__(self, page_size: int, pool: PagePool, policy: Policy) -> None:
+    def __init__(self, page_size: int, pool: PagePool, policy: Policy, values: PageValues) -> None:
         self.page_size = page_size
         self.cached = 0
         self.tokens = 0
         self.evictable = 0
         self.roots: dict[Namespace, Node] = {}
         self.leaves = EvictionOrder(policy)
+        self.values = values
         self._pool = pool
         self._serial = 0
         self._clock = 0
@@ -179,6 +187,7 @@ class PrefixTree:
         """
         assert node.parent is not None, "a run has a parent"
         twin = self.cut(node.parent.children[key], 1)
+        self.values.fill(twin.pages[0], node.pages[0], len(key))
         self._lock(twin, priority)
         self._unlock(node)
         return twin
@@ -223,14 +232,19 @@ class PrefixTree:
             del self.roots[node.namespace]
             return
         self.leaves.add(node)
-        if len(node.keys) == 1 and node.parent.is_outgrown(node.keys[0]):
-            self._free_tail(node, 0)
+        if len(node.keys) == 1 and (longer := node.parent.outgrower(node.keys[0])) is not None:
+            self._give_up_for(node, longer)
 
     def _drop_prefixes(self, parent: Node, key: Key) -> None:
         """Drop the unpinned partial pages that `key` extends: whatever they serve, the longer page serves."""
         for node in parent.prefixes(key):
             if node.locks == 0:
-                self._free_tail(node, 0)
+                self._give_up_for(node, parent.children[key])
+
+    def _give_up_for(self, node: Node, longer: Node) -> None:
+        """Free an unpinned partial page that the first page of its sibling `longer` extends."""
+        self.values.fill(longer.pages[0], node.pages[0], len(node.keys[0]))
+        self._free_tail(node, 0)
 
     def _free_tail(self, leaf: Node, keep: int) -> None:
         """Free the pages of an unpinned leaf from `keep` on, and the node if none is left."""

@@ -16,13 +16,15 @@ class Peek:
     """What acquiring some tokens would find. It holds until the cache next changes.
 
     cached_tokens: length of the longest cached prefix. room: pages such an acquire could take fresh:
-    free ones and evictable ones, less those that the match itself would pin.
+    free ones and evictable ones, less those that the match itself would pin. pages: those that hold the
+    prefix, the last of them perhaps in part.
     """
 
     cached_tokens: int
     room: int
     page_size: int
     source_pins: int
+    pages: tuple[int, ...] = ()
 
     def needed(self, length: int) -> int:
         """Fresh pages an acquire of `length` slots takes; up to `room` of them it gets `cached_tokens`."""

@@ -53,7 +53,8 @@ class RunningView(NamedTuple):
 class WaitingView(NamedTuple):
     """A candidate. `cached` tokens of it are in the cache; admitting it makes `pages` pages unavailable
     (those that its match pins, and fresh ones, taken now or later, for the rest of its tokens and the next)
-    and leaves `remaining` tokens to compute."""
+    and leaves `remaining` tokens to compute. `own_pages` is set for a member of a batch, which has the best
+    order there is: the pages it needs beside those that it shares with the member before it."""
 
     key: SequenceKey
     priority: int
@@ -65,6 +66,7 @@ class WaitingView(NamedTuple):
     pages: int
     preempted: bool
     passed_over: int
+    own_pages: int | None = None
 
 
 class Budget(NamedTuple):
@@ -117,7 +119,10 @@ def decide(
     for view in sorted(waiting, key=_by_arrival if policy == "fcfs" else _by_match):
         step.continue_prefills(view.priority)
         if step.waits(view):
+            step.keep_pages(view)
             continue
+        if step.spoils(view):
+            return step.decision()
         if not step.has_room(view):
             victim = step.outranked_by(view)
             if victim is not None:
@@ -139,6 +144,7 @@ class _Step:
         self._tokens = budget.tokens - len(self._rows)
         self._slots = budget.slots - len(seniors)
         self._pages = pages
+        self._kept = 0
         self._continuing = deque(view for view in seniors if view.remaining > 1)
         self._prefills = [
             _Prefill(v.priority, v.namespace, v.tokens, v.computed) for v in seniors if v.prefills
@@ -157,6 +163,15 @@ class _Step:
         return self._budget.shares and any(
             _will_publish(prefill, view, self._budget.page_size) for prefill in self._prefills
         )
+
+    def keep_pages(self, view: WaitingView) -> None:
+        """A member of a batch waits for another of its subtree: the pages it will need beside that one."""
+        self._kept += view.own_pages or 0
+
+    def spoils(self, view: WaitingView) -> bool:
+        """Whether a member of a batch, admitted ahead of those that wait, would lack room beside all of them:
+        then they or the others of its own subtree would find gone what they share."""
+        return view.own_pages is not None and self._kept > 0 and self._kept + view.pages > self._pages
 
     def fits(self, view: WaitingView) -> bool:
         """No lease is left when nothing runs, and whatever was accepted fits into an empty pool."""
@@ -220,7 +235,8 @@ def _by_arrival(view: WaitingView) -> tuple[int, int, int, int]:
 
 
 def _by_match(view: WaitingView) -> tuple[int, int, int, int]:
-    """Longest match first, but behind those that had a turn before or were passed over too often."""
+    """Longest match first, but behind those that had a turn before or were passed over too often. A batch
+    keeps its order."""
     if view.preempted or view.passed_over >= AGE_LIMIT:
         return (-view.priority, 0, 0, view.arrival)
-    return (-view.priority, 1, -view.cached, view.arrival)
+    return (-view.priority, 1, 0 if view.own_pages is not None else -view.cached, view.arrival)

@@ -42,11 +42,22 @@ def candidate(
     priority: int = 0,
     preempted: bool = False,
     passed_over: int = 0,
+    own_pages: int | None = None,
 ) -> WaitingView:
     tokens = [100 * arrival + offset for offset in range(8)] if tokens is None else tokens
     remaining = max(1, len(tokens) - cached)
     return WaitingView(
-        key(name), priority, arrival, ("",), tokens, cached, remaining, pages, preempted, passed_over
+        key(name),
+        priority,
+        arrival,
+        ("",),
+        tokens,
+        cached,
+        remaining,
+        pages,
+        preempted,
+        passed_over,
+        own_pages,
     )
 
 
@@ -302,3 +313,86 @@ def test_a_match_that_differs_before_its_end_is_no_sibling() -> None:
     other = candidate("c", tokens=[2, 2, 2, 2, 5, 5, 5, 5], cached=4)
 
     assert admitted(decide("fcfs", running, [other], budget()))
+
+
+# -- a batch that is known as a whole ------------------------------------------------------------------
+
+
+def test_a_batch_keeps_its_order_whatever_is_cached() -> None:
+    waiting = [
+        candidate("third", arrival=3, cached=7, own_pages=1),
+        candidate("first", arrival=1, own_pages=2),
+        candidate("second", arrival=2, cached=4, own_pages=1),
+    ]
+
+    assert list(admitted(decide("cache-aware", [], waiting, budget()))) == ["first", "second", "third"]
+
+
+def test_a_single_request_with_a_match_goes_before_a_batch_and_one_without_after() -> None:
+    waiting = [
+        candidate("batch", arrival=1, cached=7, own_pages=1),
+        candidate("hot", arrival=2, cached=4),
+        candidate("cold", arrival=3),
+    ]
+
+    assert list(admitted(decide("cache-aware", [], waiting, budget()))) == ["hot", "batch", "cold"]
+
+
+def test_a_preempted_member_of_a_batch_comes_first() -> None:
+    waiting = [
+        candidate("next", arrival=1, own_pages=1),
+        candidate("back", arrival=2, preempted=True, own_pages=1),
+    ]
+
+    assert list(admitted(decide("cache-aware", [], waiting, budget()))) == ["back", "next"]
+
+
+SHARED = [5] * 8
+
+
+def subtree_and_next(pages: int = 3) -> list[WaitingView]:
+    """Two that wait for a prefill of SHARED, each with two pages of its own, and one of the next subtree."""
+    return [
+        candidate("one", arrival=1, tokens=[*SHARED, 1], pages=4, own_pages=2),
+        candidate("two", arrival=2, tokens=[*SHARED, 2], pages=4, own_pages=2),
+        candidate("next", arrival=3, tokens=[6] * 8, pages=pages, own_pages=3),
+    ]
+
+
+def test_the_next_subtree_begins_if_there_is_room_for_it_beside_the_members_that_wait() -> None:
+    running = [prefilling("first", SHARED, reserved=2)]
+
+    assert list(admitted(decide("cache-aware", running, subtree_and_next(), budget(pages=2 + 7)))) == ["next"]
+    decision = decide("cache-aware", running, subtree_and_next(), budget(pages=2 + 6))
+    assert admitted(decision) == {}
+    assert rows(decision) == {"first": 8}
+    assert not decision.blocked, "it waits for its turn, not for pages"
+
+
+def test_what_waits_counts_in_the_step_that_admits_the_first_of_its_subtree() -> None:
+    first = candidate("first", tokens=SHARED, pages=2, own_pages=2)
+
+    decision = decide("cache-aware", [], [first, *subtree_and_next()], budget(pages=2 + 6))
+    assert list(admitted(decision)) == ["first"]
+    decision = decide("cache-aware", [], [first, *subtree_and_next()], budget(pages=2 + 7))
+    assert list(admitted(decision)) == ["first", "next"]
+
+
+def test_nobody_is_preempted_to_begin_a_subtree_early() -> None:
+    running = [
+        prefilling("first", SHARED, priority=1, reserved=2),
+        decoding("low", arrival=9, pages=50),
+    ]
+    waiting = [view._replace(priority=1) for view in subtree_and_next()]
+
+    assert decide("cache-aware", running, waiting, budget(pages=2 + 6)).preempt is None
+
+
+def test_a_single_request_does_not_stand_back_for_members_that_wait() -> None:
+    running = [prefilling("first", SHARED, reserved=2)]
+    *members, _ = subtree_and_next()
+    single = candidate("single", arrival=3, tokens=[6] * 8, pages=3)
+
+    decision = decide("cache-aware", running, [*members, single], budget(pages=2 + 3))
+
+    assert list(admitted(decision)) == ["single"]
