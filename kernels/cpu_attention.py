@@ -1,126 +1,166 @@
-"""Attention over the tree on a CPU: a plan's segments as few calls of one exact op, then one merge.
+"""Attention over the tree on a CPU: a plan's segments, level by level, each query's sums carried on.
 
-Queries of a group of heads that share a key head are folded into the rows of one product (cpu_flash.py), so
-a shared segment is one product for all its rows. Segments of equal shape run as one batch; tails of
-different lengths are padded and masked.
+A query reads its keys in blocks of BLOCK tokens at fixed positions and folds one after the other into a
+running maximum, sum and output (online softmax, Milakov and Gimelshein, 2018). A segment shared by many
+queries does so for all of them at once: the lanes of a vector are (query, head of the group) pairs, so keys
+and values are read once for all. The next level, at last the query's own tail, takes the sums up where the
+segment before it left them. What a query computes is therefore the same sequence of operations whatever it
+shares with whom, and so are its bits. Shared segments must end at a multiple of BLOCK (PlanOptions).
 
-With a tile, every product has rows in multiples of it, and keys come in splits at fixed positions: then a
-query's bits do not depend on what it is batched with. What must hold: a plan with split_tokens for a tile.
+Runs of pages that lie side by side in memory are read in place, others are gathered block by block.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from . import cpu_fused
-from .cpu_flash import KEY_MULTIPLE, Tile, flash, product
-from .cpu_fused import Index
+from .cpu_fused import Empty
+from .cpu_gemm import product
+from .cpu_ir import (
+    LANES,
+    PANEL,
+    copy_bytes,
+    floats,
+    halves,
+    inner,
+    load_int,
+    prefetch,
+    rows_at_once,
+    words,
+)
+from .cpu_softmax import softmax_block
+from .cpu_team import Team, job
 from .ops import PreparedPlan
-from .plan import AttentionPlan, Ints
+from .plan import AttentionPlan
 
-FEW_SLOTS = 2048
-"""Up to so many gathered slots one thread is faster than waking another."""
-PADDING_LIMIT = 1.3
-"""Tails share a batch while padding costs at most this factor in key reads."""
+BLOCK = 64
+"""Keys that are folded into a query's sums at a time, and where shared segments end."""
+_LOG2E = 1.4426950408889634
+_UNMASKED = (1 << 31) - 1
 
+Words = NDArray[np.int64]
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """One call of the op: `batch` items of `count` queries each over `keys` slots each.
-
-    queries: a slice where all items have the same queries (they are then expanded), else (batch * count)
-    indices. pages (batch, pages). tokens (batch): how many of an item's keys count, the rest being padding.
-    mask (batch or 1, 1, rows or 1, keys) or None. causal: a square without a mask. segments (batch): which of
-    the plan each item is.
-    """
-
-    count: int
-    batch: int
-    queries: slice | Tensor
-    pages: Ints
-    keys: int
-    tokens: Ints
-    segments: NDArray[np.intp]
-    mask: Tensor | None = None
-    causal: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """Where a call's keys and values lie: `index` (batch, G, pages) in the rows of `_page_rows`, flat as
-    `page_rows`; how many slots of an item count, and which gathered slots are padding."""
-
-    index: Index
-    tokens: Index
-    page_rows: Tensor
-    padding: Tensor | None
+# A segment, as int64 words: first query, queries, address of its pages, tokens, causal offset, whether it is
+# the first one of its queries, whether it is the last. An item: segment, KV head, first lane, lanes.
+_SEGMENT, _ITEM = 8, 4
 
 
 @dataclass(slots=True)
 class CpuPlan:
-    """A plan as calls, for one grouping of heads; lowered once a step and used by every layer.
+    """A plan as items of work; lowered once a step and used by every layer.
 
-    Partials are numbered in the order in which the calls make them. merge (levels, num_queries): the partials
-    of each query, -1 standing for none; None where the partials are the outputs.
-    sources: one a call, for pages of `layout`; found at the first layer.
+    levels: one array of items a level, to be worked on in this order. sums (num_queries * heads, 2) float32:
+    the running maximum and sum of each query and head between levels. header: where compiled code finds them,
+    as int64 words: segments, sums, scale, then items and their number for each level.
     """
 
-    scale: float
-    page_size: int
     num_queries: int
-    num_partials: int
-    calls: list[_Call]
-    merge: Index | None
-    layout: tuple[int, int] | None = None
-    sources: tuple[_Source, ...] = ()
+    page_size: int
+    pages: Words
+    segments: Words
+    levels: list[Words]
+    scale: NDArray[np.float32]
+    sums: NDArray[np.float32]
+    header: Words = field(init=False)
+
+    def __post_init__(self) -> None:
+        found = [self.segments.ctypes.data, self.sums.ctypes.data, self.scale.ctypes.data]
+        for items in self.levels:
+            found += [items.ctypes.data, len(items)]
+        self.header = np.array(found, dtype=np.int64)
+
+
+class PlanSlot:
+    """Stands for any plan of as many queries and levels as the first: recorded jobs read the one it holds."""
+
+    def __init__(self, plan: CpuPlan) -> None:
+        self.num_queries, self.page_size, self.levels = plan.num_queries, plan.page_size, plan.levels
+        self.header = plan.header.copy()
+
+    def set(self, plan: CpuPlan) -> None:
+        self._plan = plan  # its arrays are read until the next one comes
+        self.header[:] = plan.header
 
 
 class CpuAttention:
-    """`prepare` and `attend` of the op table. `tile` None: bits may depend on batch mates, values do not."""
+    """`prepare` and `attend` of the op table."""
 
-    def __init__(self, num_heads: int, num_kv_heads: int, tile: Tile | None) -> None:
-        self._kv_heads = num_kv_heads
+    def __init__(self, num_heads: int, num_kv_heads: int, team: Team, empty: Empty) -> None:
+        self._heads, self._kv_heads, self._team, self._empty = num_heads, num_kv_heads, team, empty
         self._group = num_heads // num_kv_heads
-        self._tile = tile
 
     def prepare(self, plan: AttentionPlan) -> CpuPlan:
-        calls = [*_whole_calls(plan), *_masked_calls(plan, self._group, self._tile), *_tail_calls(plan)]
-        merge = _merge_index(plan, calls)
-        return CpuPlan(plan.spec.scale, plan.page_size, plan.num_queries, plan.num_partials, calls, merge)
+        pages = plan.pages.astype(np.int64)
+        level, last = _levels(plan)
+        segments = np.zeros((plan.num_segments, _SEGMENT), dtype=np.int64)
+        segments[:, 0], segments[:, 1] = plan.query_start, plan.query_count
+        segments[:, 2] = pages.ctypes.data + 8 * plan.page_start[:-1].astype(np.int64)
+        segments[:, 3], segments[:, 4] = plan.kv_tokens, plan.causal
+        segments[:, 5], segments[:, 6] = level == 0, last
+        count = int(level.max(initial=-1)) + 1
+        return CpuPlan(
+            num_queries=plan.num_queries,
+            page_size=plan.page_size,
+            pages=pages,
+            segments=segments,
+            levels=[self._items(plan, np.flatnonzero(level == n)) for n in range(count)],
+            scale=np.array([plan.spec.scale * _LOG2E], dtype=np.float32),
+            sums=np.empty((plan.num_queries * self._heads, 2), dtype=np.float32),
+        )
 
     def attend(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: PreparedPlan) -> Tensor:
-        """q (T, H, D), pages (P, G, S, D) -> (T, H, D), all of one dtype.
+        """q (T, H, D) float32, pages (P, G, S, D) -> (T, H, D) float32.
 
         Raises ValueError if shapes, dtypes or the pages' strides do not fit the plan and one another.
         """
-        assert isinstance(plan, CpuPlan), "attend takes what prepare made"
+        assert isinstance(plan, CpuPlan | PlanSlot), "attend takes what prepare made"
         self._check(q, k_pages, v_pages, plan)
-        _locate(plan, k_pages)
-        keys, values = _page_rows(k_pages), _page_rows(v_pages)
-        heads = (self._kv_heads, self._group)
-        out = q.new_empty(plan.num_partials, *heads, q.shape[2])
-        lse = q.new_empty(plan.num_partials, *heads, dtype=torch.promote_types(q.dtype, torch.float32))
-        first = 0
-        for call, source in zip(plan.calls, plan.sources, strict=True):
-            k, v = _gather(keys, values, call, source)
-            run = self._run_causal if call.causal else self._run
-            last = first + call.batch * call.count
-            shape = (call.batch, call.count, *heads)
-            run(call, q, k, v, plan.scale, out[first:last].view(*shape, -1), lse[first:last].view(shape))
-            first = last
-        out = out.view(-1, *q.shape[1:])
-        return out if plan.merge is None else _merge(out, lse.view(out.shape[:2]), plan.merge)
+        bytes_each, size = k_pages.itemsize, k_pages.shape[3]
+        out = self._empty(q.shape, torch.float32)
+        header = plan.header.ctypes.data
+        for level in range(len(plan.levels)):
+            at = header + 8 * (3 + 2 * level)
+            self._team.run(
+                _JOBS[k_pages.dtype].address,
+                -1,
+                header,
+                at,
+                q.data_ptr(),
+                q.stride(0),
+                k_pages.data_ptr(),
+                v_pages.data_ptr(),
+                k_pages.stride(0) * bytes_each,
+                k_pages.stride(1) * bytes_each,
+                out.data_ptr(),
+                self._group | self._kv_heads << 16 | plan.page_size << 32 | size << 48,
+                count=at + 8,
+            )
+        return out
 
-    def _check(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: CpuPlan) -> None:
+    def _items(self, plan: AttentionPlan, segments: NDArray[np.intp]) -> Words:
+        """Every PANEL lanes of every KV head of these segments, the longest work first."""
+        lanes = plan.query_count[segments].astype(np.int64) * self._group
+        blocks = -(-lanes // PANEL)
+        which = np.repeat(segments, blocks)
+        first = (np.arange(len(which)) - np.repeat(np.cumsum(blocks) - blocks, blocks)) * PANEL
+        count = np.minimum(np.repeat(lanes, blocks) - first, PANEL)
+        tokens = plan.kv_tokens[which].astype(np.int64)
+        seen = plan.causal[which] + (first + count - 1) // self._group + 1
+        tokens = np.where(plan.causal[which] >= 0, np.minimum(tokens, seen), tokens)
+        order = np.argsort(-tokens * np.where(count > LANES, 2, 1), kind="stable")
+        items = np.empty((len(which), self._kv_heads, _ITEM), dtype=np.int64)
+        items[..., 0], items[..., 2], items[..., 3] = (x[order, None] for x in (which, first, count))
+        items[..., 1] = np.arange(self._kv_heads)
+        return items.reshape(-1, _ITEM)
+
+    def _check(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: CpuPlan | PlanSlot) -> None:
         pages, _, _, size = k_pages.shape
-        wanted = (plan.num_queries, self._kv_heads * self._group, size)
+        wanted = (plan.num_queries, self._heads, size)
         if q.shape != wanted:
             raise ValueError(f"the plan and the pages ask for q of shape {wanted}, got {tuple(q.shape)}")
         if k_pages.shape != (pages, self._kv_heads, plan.page_size, size):
@@ -130,208 +170,224 @@ class CpuAttention:
             )
         if (k_pages.shape, k_pages.stride()) != (v_pages.shape, v_pages.stride()):
             raise ValueError("keys and values must have the same shape and strides")
-        if not q.dtype == k_pages.dtype == v_pages.dtype:
+        if q.dtype != torch.float32 or k_pages.dtype not in _JOBS or v_pages.dtype != k_pages.dtype:
             raise ValueError(
-                f"q, keys and values must have one dtype, got {q.dtype}, {k_pages.dtype} and {v_pages.dtype}"
+                f"q must be float32, keys and values of one dtype with up to 32 bits, got {q.dtype}, "
+                f"{k_pages.dtype} and {v_pages.dtype}"
+            )
+        if k_pages.stride()[2:] != (size, 1) or q.stride()[1:] != (size, 1):
+            raise ValueError(
+                f"a page of a head and a query must be numbers in a row, got strides {k_pages.stride()} "
+                f"and {q.stride()}"
             )
 
-    def _run(
-        self, call: _Call, q: Tensor, k: Tensor, v: Tensor, scale: float, out: Tensor, lse: Tensor
-    ) -> None:
-        """Fill `out` (batch, count, G, group, D) and `lse` (batch, count, G, group)."""
-        kv_heads, group, size = self._kv_heads, self._group, q.shape[2]
-        rows = call.count * group
-        folded = q[call.queries].view(-1, call.count, kv_heads, group, size).permute(0, 2, 1, 3, 4)
-        folded = folded.reshape(-1, kv_heads, rows, size)
-        missing = -rows % self._tile.rows if self._tile is not None else 0
-        if missing:
-            folded = torch.nn.functional.pad(folded, (0, 0, 0, missing))
-        o, s = product(folded, k, v, call.mask, scale, self._tile)
-        shape = (call.batch, kv_heads, call.count, group)
-        out.copy_(o[:, :, :rows].view(*shape, size).transpose(1, 2))
-        lse.copy_(s[:, :, :rows].view(shape).transpose(1, 2))
 
-    def _run_causal(
-        self, call: _Call, q: Tensor, k: Tensor, v: Tensor, scale: float, out: Tensor, lse: Tensor
-    ) -> None:
-        """As _run, for a square: the heads of a group are a batch, for the op masks by row."""
-        by_head = q[call.queries].view(call.count, self._kv_heads, self._group, -1).permute(1, 2, 0, 3)
-        k, v = (x.transpose(0, 1).expand(-1, self._group, -1, -1) for x in (k, v))
-        o, s = flash(by_head, k, v, None, scale, causal=True)
-        out[0].copy_(o.permute(2, 0, 1, 3))
-        lse[0].copy_(s.permute(2, 0, 1))
+def _levels(plan: AttentionPlan) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """How many segments come before each one for its queries, and whether it is their last.
+
+    All queries of a segment have the same ones before it, for groups of rows that share pages are nested.
+    """
+    level = np.zeros(plan.num_segments, dtype=np.int64)
+    if not plan.num_queries:
+        return level, np.zeros(plan.num_segments, dtype=bool)
+    depth = (plan.merge >= 0).sum(axis=0)
+    rows, queries = np.nonzero(plan.merge >= 0)
+    segment_of = np.repeat(np.arange(plan.num_segments), plan.query_count)
+    level[segment_of[plan.merge[rows, queries]]] = rows
+    return level, level == depth[plan.query_start] - 1
 
 
-def _merge(out: Tensor, lse: Tensor, index: Index) -> Tensor:
-    """Combine each query's partials, first to last; sums in the precision of the log-sum-exps."""
-    merged = out.new_empty((index.shape[1], *out.shape[1:]), dtype=lse.dtype)
-    cpu_fused.merge(out.to(lse.dtype).numpy(), lse.numpy(), index, merged.numpy())
-    return merged.to(out.dtype)
+@inner()
+def _fold(keys_by_queries, values_by_weights, softmax, bytes_each, width, scratch, call, item):  # type: ignore[no-untyped-def]
+    """Fold all keys of a segment into the sums of one item's queries. See CpuAttention.attend for the words.
 
-
-def _merge_index(plan: AttentionPlan, calls: Sequence[_Call]) -> Index | None:
-    """The plan's merge table in the numbers of the calls' partials; None where it would change nothing."""
-    number = np.full(plan.num_partials + 1, -1, dtype=np.int64)  # the last stands for no partial
-    first = 0
-    for call in calls:
-        starts = plan.partial_start[call.segments].astype(np.int64)
-        places = first + np.arange(call.batch * call.count).reshape(call.batch, call.count)
-        number[starts[:, None] + np.arange(call.count)] = places
-        first += call.batch * call.count
-    index: Index = number[plan.merge]
-    if not len(index) or (len(index) == 1 and bool((index[0] == np.arange(plan.num_queries)).all())):
-        return None
-    return index
-
-
-def _page_rows(pages: Tensor) -> Tensor:
-    """Pages as (rows, S, D), one row for each (page, head), in the order of memory."""
-    count, heads, slots, size = pages.shape
-    row = slots * size
-    last = (count - 1) * pages.stride(0) + (heads - 1) * pages.stride(1)
-    return pages.as_strided((last // row + 1, slots, size), (row, size, 1), pages.storage_offset())
-
-
-def _locate(plan: CpuPlan, pages: Tensor) -> None:
-    """Find each call's sources: all layers have one layout, so this is done once a step."""
-    heads, slots, size = pages.shape[1:]
-    strides, row = pages.stride(), slots * size
-    if strides[2:] != (size, 1) or strides[0] % row or strides[1] % row:
-        raise ValueError(f"a page of a head must be {slots} x {size} numbers in a row, got strides {strides}")
-    layout = (strides[0] // row, strides[1] // row)
-    if plan.layout != layout:
-        plan.sources = tuple(_source(call, layout, heads, slots) for call in plan.calls)
-        plan.layout = layout
-
-
-def _source(call: _Call, layout: tuple[int, int], heads: int, page_size: int) -> _Source:
-    a_page, a_head = layout
-    rows = call.pages.astype(np.int64)[:, None, :] * a_page + np.arange(heads)[None, :, None] * a_head
-    slots = call.pages.shape[1] * page_size
-    item, slot = np.nonzero(np.arange(slots) >= call.tokens[:, None])
-    padding = (item[:, None] * heads + np.arange(heads)) * slots + slot[:, None]
-    return _Source(
-        index=rows,
-        tokens=call.tokens.astype(np.int64),
-        page_rows=torch.from_numpy(rows.reshape(-1)),
-        padding=torch.from_numpy(padding.reshape(-1)) if len(item) else None,
+    scratch is an array, not an address, so that it lives as long as this function runs.
+    """
+    work = words(load_int(load_int(call + 16)) + item * 8 * _ITEM, _ITEM)
+    segment = words(load_int(load_int(call + 8)) + work[0] * 8 * _SEGMENT, _SEGMENT)
+    head, lane, lanes = work[1], work[2], work[3]
+    shape = load_int(call + 80)
+    group, heads = shape & 0xFFFF, (shape & 0xFFFF) * (shape >> 16 & 0xFFFF)
+    page_size, size = shape >> 32 & 0xFFFF, shape >> 48
+    row_bytes = size * bytes_each
+    query, causal = segment[0], segment[4]
+    panel = scratch.ctypes.data
+    sums = panel + 4 * size * width
+    scores = sums + 4 * size * width
+    peak = scores + 4 * BLOCK * width
+    total, factors, seen, nothing = (
+        peak + 4 * width,
+        peak + 8 * width,
+        peak + 12 * width,
+        peak + 16 * width,
     )
+    floats(nothing, width)[:] = 0
+    _begin(call, segment, head, lane, lanes, width, panel, sums, peak, total, seen)
+
+    stop = segment[3]
+    if causal >= 0:
+        stop = min(stop, causal + (lane + lanes - 1) // group + 1)
+    pages = words(segment[2], (stop + page_size - 1) // page_size)
+    first_key, first_value = load_int(call + 40), load_int(call + 48)
+    page_bytes, head_bytes = load_int(call + 56), load_int(call + 64)
+    side_by_side = page_bytes == page_size * row_bytes
+    gathered = nothing + 4 * width
+    for key in range(0, stop, BLOCK):
+        n = min(BLOCK, stop - key)
+        page = key // page_size
+        count = (n + page_size - 1) // page_size
+        in_place = count == 1 or side_by_side
+        for i in range(page + 1, page + count):
+            in_place = in_place and pages[i] == pages[i - 1] + 1
+        keys = first_key + pages[page] * page_bytes + head * head_bytes
+        values = first_value + pages[page] * page_bytes + head * head_bytes
+        if not in_place:
+            keys, values = gathered, gathered + BLOCK * row_bytes
+            for i in range(count):
+                at = pages[page + i] * page_bytes + head * head_bytes
+                some = min(page_size, n - i * page_size) * row_bytes
+                to = i * page_size * row_bytes
+                copy_bytes(keys + to, first_key + at, some)
+                copy_bytes(values + to, first_value + at, some)
+        # The next block is fetched bit by bit while this one is worked on: all at once would fill the queue.
+        ahead = 0
+        following = pages[min(page + count, len(pages) - 1)] * page_bytes + head * head_bytes
+        if key + BLOCK < stop:
+            ahead = min(BLOCK, stop - key - BLOCK) * row_bytes
+        low = 0
+        while low < n:
+            rows = rows_at_once(n - low)
+            for line in range(low * row_bytes, min(ahead, (low + rows) * row_bytes), 64):
+                prefetch(first_key + following + line)
+            keys_by_queries(
+                rows,
+                keys + low * row_bytes,
+                row_bytes,
+                bytes_each,
+                panel,
+                size,
+                nothing,
+                scores + low * 4 * width,
+                4 * width,
+                panel,
+                0,
+            )
+            low += rows
+        softmax(scores, n, key, seen, peak, total, factors)
+        low = 0
+        while low < size:
+            rows = rows_at_once(size - low)
+            for line in range(ahead * low // size // 64 * 64, ahead * (low + rows) // size, 64):
+                prefetch(first_value + following + line)
+            values_by_weights(
+                rows,
+                values + low * bytes_each,
+                bytes_each,
+                row_bytes,
+                scores,
+                n,
+                factors,
+                sums + low * 4 * width,
+                4 * width,
+                scores,
+                0,
+            )
+            low += rows
+
+    state, target = load_int(load_int(call + 8) + 8), load_int(call + 72)
+    for i in range(lanes):
+        place = (query + (lane + i) // group) * heads + head * group + (lane + i) % group
+        out, column = floats(target + 4 * place * size, size), floats(sums + 4 * i, size * width)
+        share = np.float32(1)
+        if segment[6]:
+            share = np.float32(1) / floats(total, width)[i]
+        else:
+            kept = floats(state + 8 * place, 2)
+            kept[0], kept[1] = floats(peak, width)[i], floats(total, width)[i]
+        for d in range(size):
+            out[d] = column[d * width] * share
 
 
-def _gather(keys: Tensor, values: Tensor, call: _Call, source: _Source) -> tuple[Tensor, Tensor]:
-    """The call's keys and values (B, G, n, D), padding zeroed. Large ones are worth two threads."""
-    batch, heads, pages = source.index.shape
-    page_size, size = keys.shape[1:]
-    slots = pages * page_size
-    if keys.dtype == torch.float32 and batch * slots <= FEW_SLOTS:
-        k, v = (keys.new_empty(batch, heads, slots, size) for _ in range(2))
-        cpu_fused.gather_pages(
-            keys.numpy(), values.numpy(), source.index, source.tokens, k.numpy(), v.numpy()
-        )
+@inner()
+def _begin(call, segment, head, lane, lanes, width, panel, sums, peak, total, seen):  # type: ignore[no-untyped-def]
+    """Queries as a panel (D, lanes) of scores in units of log2, and the sums so far."""
+    shape = load_int(call + 80)
+    group, heads = shape & 0xFFFF, (shape & 0xFFFF) * (shape >> 16 & 0xFFFF)
+    size = shape >> 48
+    scale = floats(load_int(load_int(call + 8) + 16), 1)[0]
+    source, source_row = load_int(call + 24), load_int(call + 32)
+    queries, outputs = floats(panel, size * width), floats(sums, size * width)
+    peaks, totals, limits = floats(peak, width), floats(total, width), halves(seen, width)
+    outputs[:] = 0
+    peaks[:] = -np.inf
+    totals[:] = 0
+    limits[:] = _UNMASKED
+    if lanes < width:
+        queries[:] = 0
+    for i in range(lanes):
+        t, h = segment[0] + (lane + i) // group, head * group + (lane + i) % group
+        x = floats(source + 4 * (t * source_row + h * size), size)
+        for d in range(size):
+            queries[d * width + i] = x[d] * scale
+        if segment[4] >= 0:
+            limits[i] = segment[4] + (lane + i) // group + 1
+        if not segment[5]:
+            place = t * heads + h
+            kept = floats(load_int(load_int(call + 8) + 8) + 8 * place, 2)
+            peaks[i], totals[i] = kept[0], kept[1]
+            before = floats(load_int(call + 72) + 4 * place * size, size)
+            for d in range(size):
+                outputs[d * width + i] = before[d]
+
+
+_softmax_1, _softmax_2 = softmax_block(1), softmax_block(2)
+_scores_1 = product(1, rows="float32", panel="float32", init="bias")
+_scores_2 = product(2, rows="float32", panel="float32", init="bias")
+_outputs_1 = product(1, rows="float32", panel="float32", init="scaled")
+_outputs_2 = product(2, rows="float32", panel="float32", init="scaled")
+_bfloat16_scores_1 = product(1, rows="bfloat16", panel="float32", init="bias")
+_bfloat16_scores_2 = product(2, rows="bfloat16", panel="float32", init="bias")
+_bfloat16_outputs_1 = product(1, rows="bfloat16", panel="float32", init="scaled")
+_bfloat16_outputs_2 = product(2, rows="bfloat16", panel="float32", init="scaled")
+_float16_scores_1 = product(1, rows="float16", panel="float32", init="bias")
+_float16_scores_2 = product(2, rows="float16", panel="float32", init="bias")
+_float16_outputs_1 = product(1, rows="float16", panel="float32", init="scaled")
+_float16_outputs_2 = product(2, rows="float16", panel="float32", init="scaled")
+
+
+@inner()
+def _scratch(call, vectors):  # type: ignore[no-untyped-def]
+    size, width = load_int(call + 80) >> 48, vectors * LANES
+    return np.empty((2 * size + BLOCK + 5) * width + 2 * BLOCK * size, dtype=np.float32)
+
+
+@inner()
+def _lanes(call, item):  # type: ignore[no-untyped-def]
+    return load_int(load_int(load_int(call + 16)) + item * 8 * _ITEM + 24)
+
+
+@job
+def _float32_job(call, item):  # type: ignore[no-untyped-def]
+    if _lanes(call, item) > LANES:
+        _fold(_scores_2, _outputs_2, _softmax_2, 4, PANEL, _scratch(call, 2), call, item)
     else:
-        k, v = (rows.index_select(0, source.page_rows) for rows in (keys, values))
-        if source.padding is not None:
-            for gathered in (k, v):
-                gathered.view(-1, size).index_fill_(0, source.padding, 0.0)
-        k, v = (gathered.view(batch, heads, slots, size) for gathered in (k, v))
-    return k[:, :, : call.keys], v[:, :, : call.keys]
+        _fold(_scores_1, _outputs_1, _softmax_1, 4, LANES, _scratch(call, 1), call, item)
 
 
-def _whole_calls(plan: AttentionPlan) -> Iterable[_Call]:
-    """Unmasked segments of several queries: equal shapes over the same queries are one call."""
-    alike: dict[tuple[int, int, int], list[int]] = defaultdict(list)
-    for i in np.flatnonzero((plan.query_count > 1) & (plan.causal < 0)):
-        shape = (int(plan.query_start[i]), int(plan.query_count[i]), int(plan.kv_tokens[i]))
-        alike[shape].append(int(i))
-    for (start, count, tokens), segments in alike.items():
-        yield _Call(
-            count=count,
-            batch=len(segments),
-            queries=slice(start, start + count),
-            pages=np.stack([_pages(plan, i, tokens) for i in segments]),
-            keys=tokens,
-            tokens=plan.kv_tokens[segments],
-            segments=np.array(segments),
-        )
+@job
+def _bfloat16_job(call, item):  # type: ignore[no-untyped-def]
+    if _lanes(call, item) > LANES:
+        _fold(_bfloat16_scores_2, _bfloat16_outputs_2, _softmax_2, 2, PANEL, _scratch(call, 2), call, item)
+    else:
+        _fold(_bfloat16_scores_1, _bfloat16_outputs_1, _softmax_1, 2, LANES, _scratch(call, 1), call, item)
 
 
-def _masked_calls(plan: AttentionPlan, group: int, tile: Tile | None) -> Iterable[_Call]:
-    """Causal segments of several queries: one call each."""
-    for i in np.flatnonzero((plan.query_count > 1) & (plan.causal >= 0)):
-        start, count = int(plan.query_start[i]), int(plan.query_count[i])
-        tokens, causal = int(plan.kv_tokens[i]), int(plan.causal[i])
-        is_square = tile is None and tokens == count
-        keys = tokens if is_square else _padded(tokens)
-        yield _Call(
-            count=count,
-            batch=1,
-            queries=slice(start, start + count),
-            pages=_pages(plan, i, keys)[None],
-            keys=keys,
-            tokens=plan.kv_tokens[i : i + 1],
-            segments=np.array([i]),
-            mask=None if is_square else _causal_mask(count, group, causal, keys, tile),
-            causal=is_square,
-        )
+@job
+def _float16_job(call, item):  # type: ignore[no-untyped-def]
+    if _lanes(call, item) > LANES:
+        _fold(_float16_scores_2, _float16_outputs_2, _softmax_2, 2, PANEL, _scratch(call, 2), call, item)
+    else:
+        _fold(_float16_scores_1, _float16_outputs_1, _softmax_1, 2, LANES, _scratch(call, 1), call, item)
 
 
-def _tail_calls(plan: AttentionPlan) -> Iterable[_Call]:
-    """Segments of one query, longest first, cut into batches where padding would cost too much."""
-    single = np.flatnonzero(plan.query_count == 1)
-    order = single[np.argsort(-plan.kv_tokens[single], kind="stable")]
-    while len(order):
-        longest = _padded(int(plan.kv_tokens[order[0]]))
-        padded_sum = np.arange(1, len(order) + 1) * longest
-        real_sum = np.cumsum(np.maximum(plan.kv_tokens[order], KEY_MULTIPLE))
-        fits = np.flatnonzero(padded_sum <= np.maximum(real_sum * PADDING_LIMIT, 8 * longest))
-        batch = int(fits[-1]) + 1
-        yield _tail_call(plan, np.sort(order[:batch]), longest)
-        order = order[batch:]
-
-
-def _tail_call(plan: AttentionPlan, segments: NDArray[np.intp], keys: int) -> _Call:
-    tokens = plan.kv_tokens[segments]
-    mask = None
-    if int(tokens.min()) < keys:
-        mask = _hide(torch.arange(keys) >= torch.from_numpy(tokens)[:, None])[:, None, None]
-    return _Call(
-        count=1,
-        batch=len(segments),
-        queries=_queries(plan.query_start[segments]),
-        pages=np.stack([_pages(plan, i, keys) for i in segments]),
-        keys=keys,
-        tokens=tokens,
-        segments=segments,
-        mask=mask,
-    )
-
-
-def _pages(plan: AttentionPlan, segment: int | np.intp, keys: int) -> Ints:
-    """The segment's pages, the last one repeated until there are `keys` slots: the rest is padding."""
-    run: Ints = plan.pages[plan.page_start[segment] : plan.page_start[segment + 1]]
-    missing = -(-keys // plan.page_size) - len(run)
-    return np.concatenate((run, np.full(missing, run[-1], dtype=np.int32))) if missing > 0 else run
-
-
-def _padded(tokens: int) -> int:
-    return -(-tokens // KEY_MULTIPLE) * KEY_MULTIPLE
-
-
-def _causal_mask(count: int, group: int, causal: int, keys: int, tile: Tile | None) -> Tensor:
-    """(1, 1, rows, keys): the `group` rows of query j see causal + j + 1 keys, those that fill a tile all."""
-    seen = torch.arange(causal + 1, causal + count + 1).repeat_interleave(group)
-    missing = -len(seen) % tile.rows if tile is not None else 0
-    seen = torch.cat((seen, seen.new_full((missing,), keys)))
-    return _hide(torch.arange(keys) >= seen[:, None])[None, None]
-
-
-def _hide(hidden: Tensor) -> Tensor:
-    return torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
-
-
-def _queries(numbers: Ints) -> slice | Tensor:
-    """A slice where the queries follow one another, else their indices."""
-    first = int(numbers[0])
-    if np.array_equal(numbers, np.arange(first, first + len(numbers))):
-        return slice(first, first + len(numbers))
-    return torch.from_numpy(numbers.astype(np.int64))
+_JOBS = {torch.float32: _float32_job, torch.bfloat16: _bfloat16_job, torch.float16: _float16_job}

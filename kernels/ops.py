@@ -8,17 +8,21 @@ keeps all pages of one head together), so ops address them by shape and stride a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from .plan import AttentionPlan, PlanOptions
 
 
 class Linear(Protocol):
-    """A weight in the backend's own layout: (..., K) -> (..., N), bias included."""
+    """A weight in the backend's own layout: (T, K) -> (T, N), bias included. weight_bytes: what it takes."""
+
+    @property
+    def weight_bytes(self) -> int: ...
 
     def __call__(self, x: Tensor, /) -> Tensor: ...
 
@@ -29,29 +33,48 @@ class PreparedPlan(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """plan_options: how this backend wants its plans cut.
+    """plan_options: how this backend wants its plans cut. Activations are float32 on a CPU.
     pack_linear(weight (N, K), bias (N) or None) -> Linear over (T, K); takes ownership of the weight.
-    embed(table (V, K), ids (T)) -> (T, K).
+    take_rows(table (V, K), ids (T) int64) -> (T, K).
     rms_norm(x (..., K), weight (K), eps) -> (..., K).
     add_rms_norm(x (T, K), residual (T, K), weight, eps) -> (normed, x + residual).
-    rope(x (T, heads, D), cos (T, D), sin (T, D)) -> (T, heads, D): x * cos + (x rolled by D/2) * sin; so cos
-        holds each angle's cosine twice, sin its sine negated in the first half (rotary.py makes them).
+    turn_and_write(qkv (T, (H + 2 G) D), norms, angles, positions (T), slots (T), k_pages, v_pages) -> q
+        (T, H, D): queries and keys are normed (norms: weights of both (D) and eps, or None) and turned by
+        their positions (angles: cos and sin (positions, D/2), or None), then keys and values are written to
+        their slots (page * S + offset; -1: not written). positions and slots are int64.
     silu_mul(gate_up (T, 2 I)) -> (T, I): silu(first half) * second half.
-    kv_write(k_pages, v_pages, k (W, G, D), v (W, G, D), slots (W) int64): slot number = page * S + offset.
+    zeros(shape, dtype): memory for the pool. Raises MemoryError.
     copy_pages(pool (N, P, G, S, D), sources, targets): whole pages of all N layers' keys and values; no page
         is both a source and a target.
+    run_pass(pass, name, inputs, plan) -> pass(inputs, plan), which calls nothing but ops and views of
+        tensors, so that a backend may record it for these shapes and this name, and replay it. What it
+        returns holds until the next call.
     prepare(plan) -> PreparedPlan;  attend(q (T, H, D), k_pages, v_pages, PreparedPlan) -> (T, H, D).
     """
 
     name: str
     plan_options: PlanOptions
     pack_linear: Callable[[Tensor, Tensor | None], Linear]
-    embed: Callable[[Tensor, Tensor], Tensor]
+    take_rows: Callable[[Tensor, Tensor], Tensor]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
-    rope: Callable[[Tensor, Tensor, Tensor], Tensor]
+    turn_and_write: Callable[
+        [
+            Tensor,
+            tuple[Tensor, Tensor, float] | None,
+            tuple[Tensor, Tensor] | None,
+            Tensor,
+            Tensor,
+            Tensor,
+            Tensor,
+        ],
+        Tensor,
+    ]
     silu_mul: Callable[[Tensor], Tensor]
-    kv_write: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+    zeros: Callable[[Sequence[int], torch.dtype], Tensor]
     copy_pages: Callable[[Tensor, Sequence[int], Sequence[int]], None]
     prepare: Callable[[AttentionPlan], PreparedPlan]
     attend: Callable[[Tensor, Tensor, Tensor, PreparedPlan], Tensor]
+    run_pass: Callable[
+        [Callable[[Sequence[Tensor], PreparedPlan], Tensor], Hashable, Sequence[Tensor], PreparedPlan], Tensor
+    ]

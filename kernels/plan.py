@@ -33,17 +33,13 @@ class AttentionSpec:
 class PlanOptions:
     """How parts are cut.
 
-    split_tokens: cut keys at multiples of this absolute position (a multiple of the page size), so that a
-    query's partials are the same whatever shares its pages; None cuts only where it saves work.
-    min_saved_tokens: a shared run must spare at least so many key reads, or it joins the tails: one more
-    partial costs about as much on a CPU as reading that many keys.
-    min_masked_queries: a row with fewer queries takes its whole tail as one masked segment; with more, the
-    part that all its queries see is a segment of its own.
+    align_tokens: shared parts end at multiples of this position (a multiple of the page size); what they
+    leave joins the tails. min_saved_tokens: a shared run must spare at least so many key reads, or it joins
+    the tails: one more partial costs about as much on a CPU as reading that many keys.
     """
 
-    split_tokens: int | None = None
+    align_tokens: int = 64
     min_saved_tokens: int = 256
-    min_masked_queries: int = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +107,8 @@ def _check(
 ) -> None:
     if not len(tables) == len(starts) == len(stops):
         raise ValueError(f"got {len(tables)} tables, {len(starts)} starts, {len(stops)} stops")
-    if options.split_tokens is not None and (options.split_tokens < 1 or options.split_tokens % page_size):
-        raise ValueError(f"split_tokens must be a multiple of {page_size}, got {options.split_tokens}")
+    if options.align_tokens < 1 or options.align_tokens % page_size:
+        raise ValueError(f"align_tokens must be a multiple of {page_size}, got {options.align_tokens}")
     for i, (table, start, stop) in enumerate(zip(tables, starts, stops, strict=True)):
         if not 0 <= start < stop <= len(table) * page_size:
             slots = len(table) * page_size
@@ -171,54 +167,24 @@ class _Cut:
             common = min(shared[low : high - 1])
             until = self._paying(high - low, depth, common)
             if until > depth:
-                self._unmasked(self.query_at[low], self.query_at[high], self.tables[low], depth, until)
+                first, last = self.query_at[low], self.query_at[high]
+                self._segment(first, last, self.tables[low], depth, until * self.page_size, -1)
             bounds = [low, *(i + 1 for i in range(low, high - 1) if shared[i] == common), high]
             work.extend((bounds[i], bounds[i + 1], until) for i in reversed(range(len(bounds) - 1)))
 
     def _paying(self, rows: int, depth: int, common: int) -> int:
         """Up to which page a shared segment of so many rows should go: `depth` if none pays."""
-        if self.options.split_tokens is not None:
-            pages_a_split = self.options.split_tokens // self.page_size
-            common = common // pages_a_split * pages_a_split
+        pages = self.options.align_tokens // self.page_size
+        common = common // pages * pages
         saved = (common - depth) * self.page_size * (rows - 1)
         return common if common > depth and saved >= self.options.min_saved_tokens else depth
 
     def _tail(self, row: int, depth: int) -> None:
-        if self.options.split_tokens is None:
-            self._plain_tail(row, depth)
-        else:
-            self._split_tail(row, depth, self.options.split_tokens)
-
-    def _plain_tail(self, row: int, depth: int) -> None:
-        start, stop, table = self.starts[row], self.stops[row], self.tables[row]
+        """All that one row does not share, in one masked segment."""
+        start, stop = self.starts[row], self.stops[row]
+        causal = -1 if stop - start == 1 else start - depth * self.page_size
         first, last = self.query_at[row], self.query_at[row + 1]
-        whole = start // self.page_size
-        if whole > depth and last - first >= self.options.min_masked_queries:
-            self._unmasked(first, last, table, depth, whole)
-            depth = whole
-        causal = -1 if last - first == 1 else start - depth * self.page_size
-        self._segment(first, last, table, depth, stop, causal)
-
-    def _split_tail(self, row: int, depth: int, split: int) -> None:
-        """Cut at every multiple of `split`; inside a split the queries that lie in it are masked."""
-        start, stop, table = self.starts[row], self.stops[row], self.tables[row]
-        first, last = self.query_at[row], self.query_at[row + 1]
-        for low in range(depth * self.page_size, stop, split):
-            high = low + split
-            inside = first + max(0, low - start)
-            beyond = min(last, first + max(0, high - start))
-            if inside < beyond:
-                causal = -1 if beyond - inside == 1 else max(start, low) - low
-                until = min(high, start + beyond - first)
-                self._segment(inside, beyond, table, low // self.page_size, until, causal)
-            if beyond < last:
-                self._segment(beyond, last, table, low // self.page_size, high, -1)
-
-    def _unmasked(self, first: int, last: int, table: Ints, depth: int, until: int) -> None:
-        split = self.options.split_tokens
-        step = until - depth if split is None else split // self.page_size
-        for low in range(depth, until, step):
-            self._segment(first, last, table, low, (low + step) * self.page_size, -1)
+        self._segment(first, last, self.tables[row], depth, stop, causal)
 
     def _segment(self, first: int, last: int, table: Ints, page: int, stop: int, causal: int) -> None:
         """Queries first..last-1 against positions page * page_size .. stop-1 of `table`."""

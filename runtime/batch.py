@@ -73,26 +73,23 @@ def _tensors(
 ) -> Batch:
     tokens: list[int] = []
     positions: list[int] = []
-    write_rows: list[int] = []
-    write_slots: list[int] = []
+    slots: list[int] = []
     logit_rows: list[int] = []
     spans: list[LogitSpan] = []
     for row, table in zip(rows, tables, strict=True):
         at = len(tokens) - row.start
         tokens += row.tokens
         positions += range(row.start, row.stop)
-        write_rows += range(at + row.write_from, at + row.stop)
+        slots += [-1] * (row.write_from - row.start)
         written = np.arange(row.write_from, row.stop)
-        write_slots += (table[written // page_size] * page_size + written % page_size).tolist()
-        if row.logits_from < row.stop:
-            spans.append(LogitSpan(row, len(logit_rows), row.stop - row.logits_from))
-            logit_rows += range(at + row.logits_from, at + row.stop)
-    everything = len(write_rows) == len(tokens)
+        slots += (table[written // page_size].astype(np.int64) * page_size + written % page_size).tolist()
+        if row.logits_from < row.logits_to:
+            spans.append(LogitSpan(row, len(logit_rows), row.logits_to - row.logits_from))
+            logit_rows += range(at + row.logits_from, at + row.logits_to)
     inputs = ModelInputs(
         token_ids=torch.tensor(tokens),
         positions=torch.tensor(positions),
-        write_rows=None if everything else torch.tensor(write_rows, dtype=torch.int64),
-        write_slots=torch.tensor(write_slots, dtype=torch.int64),
+        slots=torch.tensor(slots, dtype=torch.int64),
         logit_rows=torch.tensor(logit_rows, dtype=torch.int64),
         plan=attention_plan,
     )

@@ -17,14 +17,16 @@ class EngineConfig:
     """Options of `Engine`. Raises InvalidConfig on the first value that is not allowed.
 
     kv_memory is bytes for keys and values; num_pages, where given, wins over it. chunk_size is the most
-    tokens one step computes, max_running the most sequences it runs. `deterministic` makes logits
-    bit-equal for any batch, chunk and cache state; it needs float32 and is some 10 % slower.
+    tokens one step computes, max_running the most sequences it runs. dtype is how weights, keys and values
+    are stored; on a CPU all of it is computed with in float32. quantization int8 rounds weights to bytes, one
+    scale an output, and activations when they meet them, one scale a row.
     """
 
     model: str = "smollm2-135m"
     load_format: Literal["auto", "gguf", "safetensors", "dummy"] = "auto"
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    quantization: Literal["none", "int8"] = "none"
     attention: Literal["auto", "cpu"] = "auto"
     page_size: int = 16
     kv_memory: int = 2 << 30
@@ -35,7 +37,6 @@ class EngineConfig:
     chunk_size: int = 512
     max_running: int = 64
     max_context: int | None = None
-    deterministic: bool = False
     seed: int = 0
     threads: int | None = None
 
@@ -47,19 +48,17 @@ class EngineConfig:
             if value is not None or name not in _OPTIONAL:
                 _check_integer(name, value, 1, most)
         _check_integer("seed", self.seed, -(1 << 63), (1 << 64) - 1)
-        for name in ("prefix_cache", "deterministic"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidConfig(f"{name} must be true or false, got {quote(getattr(self, name))}")
+        if not isinstance(self.prefix_cache, bool):
+            raise InvalidConfig(f"prefix_cache must be true or false, got {quote(self.prefix_cache)}")
         if not isinstance(self.model, str):
             raise InvalidConfig(f"model must be text, got {quote(self.model)}")
-        if self.deterministic and self.dtype != "float32":
-            raise InvalidConfig(f"deterministic needs dtype float32, got {self.dtype}")
 
 
 _CHOICES: Mapping[str, tuple[object, ...]] = {
     "page_size": PAGE_SIZES,
     "load_format": ("auto", "gguf", "safetensors", "dummy"),
     "dtype": ("float32", "bfloat16", "float16"),
+    "quantization": ("none", "int8"),
     "attention": ("auto", "cpu"),
     "eviction": ("lru", "priority"),
     "policy": ("cache-aware", "fcfs"),

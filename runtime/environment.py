@@ -12,15 +12,9 @@ from collections.abc import MutableMapping
 _ENVIRONMENT = {
     "OMP_WAIT_POLICY": "passive",  # waiting threads sleep
     "KMP_BLOCKTIME": "0",  # the same for Intel's OpenMP
-    # GNU OpenMP: spin about 0.2 ms before sleeping; measured on two cores: 57 ms a step quiet and 136 ms with
-    # a busy neighbour, against 50/481 for the default and 61/89 for none
+    # GNU OpenMP: spin about 0.2 ms before sleeping; measured on two cores, when whole steps ran on it: 57 ms
+    # quiet and 136 ms with a busy neighbour, against 50/481 for the default and 61/89 for none
     "GOMP_SPINCOUNT": "10000",
-    # oneDNN keeps a compiled kernel of about half a MiB for each pair of a weight's shape and a number of
-    # rows, 1,024 of them by default. Layers share them, so a step needs one for each shape, and a miss costs
-    # about 0.5 ms: the linears of 30 layers, with 1 to 32 rows at random, took 48 ms a step with 32 kept and
-    # 47 ms with all kept
-    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32",
-    "LRU_CACHE_CAPACITY": "32",  # torch's own cache in front of it, which holds the same kernels
     "TOKENIZERS_PARALLELISM": "false",  # no second pool of threads beside torch's
 }
 

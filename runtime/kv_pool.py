@@ -42,9 +42,11 @@ class KvPool:
         num_pages: int,
         page_size: int,
         dtype: torch.dtype,
+        ops: Ops,
     ) -> None:
+        self._ops = ops
         try:
-            storage = torch.zeros(2 * num_layers, num_kv_heads, num_pages, page_size, head_dim, dtype=dtype)
+            storage = ops.zeros((2 * num_layers, num_kv_heads, num_pages, page_size, head_dim), dtype)
         except (RuntimeError, MemoryError, TypeError, OverflowError) as error:  # Type: over 64 bits
             wanted = num_pages * page_bytes(num_layers, num_kv_heads, page_size, head_dim, dtype)
             raise InvalidConfig(f"a pool of {num_pages} pages needs {wanted} bytes: {error}") from None
@@ -52,7 +54,7 @@ class KvPool:
         self.keys = [self.pages[2 * i] for i in range(num_layers)]
         self.values = [self.pages[2 * i + 1] for i in range(num_layers)]
 
-    def copy(self, copies: Sequence[Copy], ops: Ops) -> None:
+    def copy(self, copies: Sequence[Copy]) -> None:
         """Carry out copy-on-write: before any KV write of the step."""
         if copies:
-            ops.copy_pages(self.pages, [c.source for c in copies], [c.target for c in copies])
+            self._ops.copy_pages(self.pages, [c.source for c in copies], [c.target for c in copies])

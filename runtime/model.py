@@ -9,8 +9,9 @@ reads it, and the weights given are exactly those that the config calls for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,13 +26,12 @@ _STORED_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """One step. token_ids, positions (T): every query token. write_rows (W): which of them write their key
-    and value (None: all), write_slots (W): where to. logit_rows (R): which of them need logits. All int64."""
+    """One step. token_ids, positions (T): every query token. slots (T): where its key and value are written,
+    -1 for nowhere. logit_rows (R): which of them need logits. All int64."""
 
     token_ids: Tensor
     positions: Tensor
-    write_rows: Tensor | None
-    write_slots: Tensor
+    slots: Tensor
     logit_rows: Tensor
     plan: PreparedPlan
 
@@ -61,47 +61,48 @@ class Model:
         self._layers = [_layer(config, packed, i) for i in range(config.num_layers)]
         self._next_norms = [layer.input_norm for layer in self._layers[1:]]
         self._next_norms.append(packed.tensors["model.norm.weight"])
+        self.weight_bytes = self._head.weight_bytes + sum(x.nbytes for x in packed.tensors.values())
+        self.weight_bytes += sum(x.weight_bytes for x in packed.linears.values() if x is not self._head)
 
     @torch.inference_mode()
     def forward(self, inputs: ModelInputs, k_pages: list[Tensor], v_pages: list[Tensor]) -> Tensor:
         """Writes the step's keys and values into the pages (one tensor a layer) and returns the logits of
         logit_rows, float32 (R, vocabulary)."""
+        pool = k_pages[0]
+        hidden = self.ops.run_pass(
+            partial(self._layers_pass, k_pages, v_pages),
+            (pool.data_ptr(), pool.shape, pool.stride()),
+            (inputs.token_ids, inputs.positions, inputs.slots, inputs.logit_rows),
+            inputs.plan,
+        )
+        if not len(inputs.logit_rows):
+            return hidden.new_empty((0, self.config.vocab_size))
+        return self._head(hidden)
+
+    def _layers_pass(
+        self, k_pages: list[Tensor], v_pages: list[Tensor], inputs: Sequence[Tensor], plan: PreparedPlan
+    ) -> Tensor:
+        """All but the head, for the rows whose logits are wanted; ops and views only, see Ops.run_pass."""
+        token_ids, positions, slots, logit_rows = inputs
         ops, eps = self.ops, self.config.rms_norm_eps
-        turn = self._rotary.rows(inputs.positions, self.dtype)
-        residual = ops.embed(self._table, inputs.token_ids)
+        residual = ops.take_rows(self._table, token_ids)
         hidden = ops.rms_norm(residual, self._layers[0].input_norm, eps)
         for i, (layer, next_norm) in enumerate(zip(self._layers, self._next_norms, strict=True)):
             is_last = i == len(self._layers) - 1
-            q, k, v = self._project(layer, hidden, turn)
-            if inputs.write_rows is not None:
-                k, v = k[inputs.write_rows], v[inputs.write_rows]
-            ops.kv_write(k_pages[i], v_pages[i], k, v, inputs.write_slots)
-            if is_last and not len(inputs.logit_rows):
-                return hidden.new_empty((0, self.config.vocab_size), dtype=torch.float32)
-            attended = ops.attend(q, k_pages[i], v_pages[i], inputs.plan).flatten(1)
-            if is_last:
-                attended, residual = attended[inputs.logit_rows], residual[inputs.logit_rows]
+            angles = (self._rotary.cos, self._rotary.sin) if layer.uses_rope else None
+            norms = (
+                None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm, eps)
+            )
+            q = ops.turn_and_write(layer.qkv(hidden), norms, angles, positions, slots, k_pages[i], v_pages[i])
+            if is_last and not len(logit_rows):
+                return q
+            attended = ops.attend(q, k_pages[i], v_pages[i], plan).flatten(1)
+            if is_last and len(logit_rows) < len(token_ids):
+                attended, residual = ops.take_rows(attended, logit_rows), ops.take_rows(residual, logit_rows)
             hidden, residual = ops.add_rms_norm(layer.output(attended), residual, layer.mlp_norm, eps)
             fed = layer.down(ops.silu_mul(layer.gate_up(hidden)))
             hidden, residual = ops.add_rms_norm(fed, residual, next_norm, eps)
-        return self._head(hidden).float()
-
-    def _project(
-        self, layer: _Layer, hidden: Tensor, turn: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """hidden (T, hidden size) -> q (T, H, D), k and v (T, G, D), normed and turned as the layer asks."""
-        ops, heads, kv_heads = self.ops, self.config.num_heads, self.config.num_kv_heads
-        qkv = layer.qkv(hidden).view(len(hidden), heads + 2 * kv_heads, self.config.head_dim)
-        q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q = ops.rms_norm(q, layer.q_norm, self.config.rms_norm_eps)
-            k = ops.rms_norm(k, layer.k_norm, self.config.rms_norm_eps)
-            if layer.uses_rope:
-                q, k = ops.rope(q, *turn), ops.rope(k, *turn)
-        elif layer.uses_rope:  # q and k lie side by side: one call for both
-            turned = ops.rope(qkv[:, : heads + kv_heads], *turn)
-            q, k = turned[:, :heads], turned[:, heads:]
-        return q, k, v
+        return hidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ def _pack(
             shapes[name], groups[name] = (config.vocab_size, config.hidden_size), ("lm_head",)
         _check_weight(name, tensor, shapes, seen)
         seen.add(name)
-        packed.tensors[name] = tensor.to(dtype)
+        packed.tensors[name] = tensor.to(dtype if tensor.dim() == 2 else torch.float32)
         group = groups.get(name)
         if group and all(part in seen for part in _parts(group, shapes)):
             packed.linears[group[0]] = _pack_group(group, packed.tensors, ops)

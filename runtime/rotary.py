@@ -96,21 +96,17 @@ _GGUF_SCALING = {
 
 
 class RotaryTable:
-    """Cosines and sines of positions 0..length-1, in float32, one copy for all layers."""
+    """cos and sin (length, D/2) of positions 0..length-1, in float32, one copy for all layers."""
 
     def __init__(self, rope: RopeConfig, head_dim: int, length: int) -> None:
         frequencies = _frequencies(rope, head_dim)
         try:
             angles = torch.arange(length, dtype=torch.float32)[:, None] * frequencies
-            self._cos = angles.cos() * rope.attention_factor
-            self._sin = angles.sin() * rope.attention_factor
+            self.cos = angles.cos() * rope.attention_factor
+            self.sin = angles.sin() * rope.attention_factor
         except RuntimeError as error:  # no memory
             raise InvalidConfig(f"max_context of {length} does not fit into memory") from error
 
-    def rows(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """What ops.rope takes for positions (T), both (T, D): cosines twice; sines, first half negated."""
-        cos, sin = self._cos[positions].to(dtype), self._sin[positions].to(dtype)
-        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
 def _frequencies(rope: RopeConfig, head_dim: int) -> Tensor:

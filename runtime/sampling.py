@@ -22,12 +22,13 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from .logprobs import best_ids, token_logprobs
+from .logprobs import best_ids, slot_values, token_logprobs
 from .sampling_params import SamplingParams
-from .types import TokenLogprob
+from .types import SlotValue, TokenLogprob
 
 # Nearly every nucleus is smaller than this; sorting the whole vocabulary is kept for those that are not.
 _NUCLEUS_GUESS = 1024
@@ -72,6 +73,7 @@ class Sampled:
     token_ids: list[int]
     logprobs: list[TokenLogprob | None]
     bad: list[bool]
+    values: list[SlotValue | None]
 
 
 def sample(logits: Tensor, rows: Sequence[SampleRow]) -> Sampled:
@@ -79,18 +81,19 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> Sampled:
     assert logits.dtype == torch.float32, f"sampling is of float32 logits, got {logits.dtype}"
     assert len(logits) == len(rows), f"one SampleRow a row, got {len(rows)} for {tuple(logits.shape)}"
     if not rows:
-        return Sampled([], [], [])
-    best = logits.argmax(dim=1, keepdim=True)
+        return Sampled([], [], [], [])
+    best = logits.numpy().argmax(axis=1)  # ten times as fast as torch's
+    token_ids = best.tolist()
     # argmax takes NaN for the largest: this one value tells NaN, +inf and "nothing finite" from a usable row.
-    usable = logits.gather(1, best).squeeze(1).isfinite().tolist()
-    token_ids = best.squeeze(1).tolist()
+    most = logits.numpy()[np.arange(len(rows)), best].tolist()
     for i, row in enumerate(rows):
-        if not usable[i]:
+        if not math.isfinite(most[i]):
             token_ids[i] = -1
         elif not row.takes_raw_best:
             token_ids[i] = _choose(logits[i], row)
-    logprobs = [_logprob(logits[i], token_ids[i], row.params.logprobs) for i, row in enumerate(rows)]
-    return Sampled(token_ids, logprobs, [token_id < 0 for token_id in token_ids])
+    asked = [_logprob(logits[i], token_ids[i], row.params.logprobs) for i, row in enumerate(rows)]
+    logprobs, values = [entry for entry, _ in asked], [value for _, value in asked]
+    return Sampled(token_ids, logprobs, [token_id < 0 for token_id in token_ids], values)
 
 
 def adjusted_logits(raw: Tensor, row: SampleRow) -> Tensor:
@@ -177,7 +180,11 @@ def _ids(ids: Collection[int], scores: Tensor) -> Tensor:
     return torch.tensor([i for i in ids if i < len(scores)], dtype=torch.int64, device=scores.device)
 
 
-def _logprob(raw: Tensor, token_id: int, top: int | None) -> TokenLogprob | None:
+def _logprob(raw: Tensor, token_id: int, top: int | None) -> tuple[TokenLogprob | None, SlotValue | None]:
     if top is None or token_id < 0:
-        return None
-    return token_logprobs(raw.unsqueeze(0), [token_id], top)[0]
+        return None, None
+    if top <= 1:
+        [value] = slot_values(raw.unsqueeze(0), [token_id])
+        return value.entry(token_id, top), value
+    [entry] = token_logprobs(raw.unsqueeze(0), [token_id], top)
+    return entry, entry.value

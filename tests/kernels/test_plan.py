@@ -48,12 +48,10 @@ def forests(draw: st.DrawFn, max_rows: int = 8, max_new: int | None = None) -> R
 
 
 @st.composite
-def options_for(draw: st.DrawFn, page_size: int, split: tuple[int | None, ...] = (None, 1, 4)) -> PlanOptions:
-    pages = draw(st.sampled_from(split))
+def options_for(draw: st.DrawFn, page_size: int) -> PlanOptions:
     return PlanOptions(
-        split_tokens=None if pages is None else pages * page_size,
+        align_tokens=draw(st.sampled_from((1, 2, 4))) * page_size,
         min_saved_tokens=draw(st.sampled_from((0, 1, page_size, 2 * page_size + 1, 256))),
-        min_masked_queries=draw(st.sampled_from((1, 3, 64))),
     )
 
 
@@ -151,22 +149,19 @@ def test_the_merge_table_has_each_partial_once_in_order_of_position(data: st.Dat
 
 
 @given(st.data())
-def test_with_splits_the_partials_of_a_query_depend_on_its_position_only(data: st.DataObject) -> None:
+def test_all_that_rows_share_ends_at_a_multiple_of_the_alignment(data: st.DataObject) -> None:
     rows = data.draw(forests())
-    options = data.draw(options_for(rows.page_size, split=(1, 4)))
-    split = options.split_tokens
-    assert split is not None
-    found = boundaries(plan_of(rows, options))
-    positions = [p for start, stop in zip(rows.starts, rows.stops, strict=True) for p in range(start, stop)]
-    for position, parts in zip(positions, found, strict=True):
-        begins = range(0, position + 1, split)
-        assert parts == [(low, min(split, position + 1 - low)) for low in begins]
+    options = data.draw(options_for(rows.page_size))
+    for column in boundaries(plan_of(rows, options)):
+        ends = [begin + keys for begin, keys in column]
+        assert [begin for begin, _ in column] == [0, *ends[:-1]], "a query's partials lie end to end"
+        assert all(end % options.align_tokens == 0 for end in ends[:-1])
 
 
 @given(forests(max_new=1))
 def test_decoding_rows_read_a_page_once_if_it_lies_before_all_their_tokens(rows: Rows) -> None:
     rows = rows.take(order_rows(rows.tables))
-    plan = plan_of(rows, PlanOptions(min_saved_tokens=0))
+    plan = plan_of(rows, PlanOptions(align_tokens=rows.page_size, min_saved_tokens=0))
     reads: Counter[tuple[int, ...]] = Counter()
     for i in range(plan.num_segments):
         table, first = rows.tables[plan.query_start[i]], int(plan.kv_start[i]) // rows.page_size
@@ -178,15 +173,12 @@ def test_decoding_rows_read_a_page_once_if_it_lies_before_all_their_tokens(rows:
             assert reads[path] == 1
 
 
-@pytest.mark.parametrize("split", [None, 128])
-def test_64_rows_over_a_shared_prompt_read_a_twentieth_of_what_they_would_alone(split: int | None) -> None:
-    private = [Spec(stop=8192 + 256, new=1, parent=0, shared=512) for _ in range(63)]
-    rows = grow(16, [Spec(stop=8192 + 256, new=1), *private])
+def test_64_rows_over_a_shared_prompt_read_a_twentieth_of_what_they_would_alone() -> None:
+    shared = [Spec(stop=8192 + 256, new=1, parent=0, shared=512) for _ in range(63)]
+    rows = grow(16, [Spec(stop=8192 + 256, new=1), *shared])
     rows = rows.take(order_rows(rows.tables))
-    together = int(plan_of(rows, PlanOptions(split_tokens=split)).kv_tokens.sum())
-    alone = sum(
-        int(plan_of(rows.take([i]), PlanOptions(split_tokens=split)).kv_tokens.sum()) for i in range(64)
-    )
+    together = int(plan_of(rows, PlanOptions()).kv_tokens.sum())
+    alone = sum(int(plan_of(rows.take([i]), PlanOptions()).kv_tokens.sum()) for i in range(64))
     assert alone == 64 * (8192 + 256)
     assert together == 8192 + 64 * 256
     assert alone >= 20 * together
@@ -195,8 +187,16 @@ def test_64_rows_over_a_shared_prompt_read_a_twentieth_of_what_they_would_alone(
 def test_a_shared_run_that_spares_too_little_is_read_by_each_row() -> None:
     rows = grow(16, [Spec(stop=48, new=1), Spec(stop=48, new=1, parent=0, shared=2)])
     rows = rows.take(order_rows(rows.tables))
-    assert plan_of(rows, PlanOptions(min_saved_tokens=32)).kv_tokens.tolist() == [32, 16, 16]
-    assert plan_of(rows, PlanOptions(min_saved_tokens=33)).kv_tokens.tolist() == [48, 48]
+    pays, does_not = (PlanOptions(align_tokens=16, min_saved_tokens=least) for least in (32, 33))
+    assert plan_of(rows, pays).kv_tokens.tolist() == [32, 16, 16]
+    assert plan_of(rows, does_not).kv_tokens.tolist() == [48, 48]
+
+
+def test_pages_beyond_the_last_multiple_of_the_alignment_are_read_by_each_row() -> None:
+    rows = grow(16, [Spec(stop=100, new=1), Spec(stop=100, new=1, parent=0, shared=5)])
+    rows = rows.take(order_rows(rows.tables))
+    assert plan_of(rows, PlanOptions(align_tokens=64, min_saved_tokens=1)).kv_tokens.tolist() == [64, 36, 36]
+    assert plan_of(rows, PlanOptions(align_tokens=128, min_saved_tokens=1)).kv_tokens.tolist() == [100, 100]
 
 
 def test_nested_forks_become_one_segment_a_level_and_one_tail_a_row() -> None:
@@ -204,7 +204,7 @@ def test_nested_forks_become_one_segment_a_level_and_one_tail_a_row() -> None:
     specs += [Spec(stop=7, new=1, parent=0, shared=4), Spec(stop=7, new=1, parent=0, shared=2)]
     rows = grow(1, specs)
     rows = rows.take(order_rows(rows.tables))
-    plan = plan_of(rows, PlanOptions(min_saved_tokens=1))
+    plan = plan_of(rows, PlanOptions(align_tokens=1, min_saved_tokens=1))
     shared = [
         (int(plan.query_count[i]), int(plan.kv_start[i]), int(plan.kv_tokens[i]))
         for i in range(plan.num_segments)
@@ -215,21 +215,17 @@ def test_nested_forks_become_one_segment_a_level_and_one_tail_a_row() -> None:
     assert sorted(tails.tolist()) == [1, 1, 3, 5]
 
 
-def test_a_long_chunk_sees_the_pages_before_it_without_a_mask() -> None:
-    rows = grow(4, [Spec(stop=30, new=12)])
-    plan = plan_of(rows, PlanOptions(min_masked_queries=12))
-    assert plan.kv_tokens.tolist() == [16, 14]
-    assert plan.causal.tolist() == [-1, 2]
-    short = plan_of(rows, PlanOptions(min_masked_queries=13))
-    assert short.kv_tokens.tolist() == [30]
-    assert short.causal.tolist() == [18]
+@pytest.mark.parametrize("new", [2, 12, 63, 64, 200])
+def test_a_row_that_shares_nothing_is_one_masked_segment_whatever_its_length(new: int) -> None:
+    plan = plan_of(grow(4, [Spec(stop=230, new=new)]), PlanOptions())
+    assert (plan.kv_tokens.tolist(), plan.causal.tolist()) == ([230], [230 - new])
 
 
 def test_a_page_in_which_a_row_still_computes_is_never_shared_unmasked() -> None:
     first = Spec(stop=8, new=1)
     rows = grow(4, [first, Spec(stop=8, new=3, parent=0, shared=2), Spec(stop=8, new=5, parent=0, shared=2)])
     rows = rows.take([2, 1, 0])
-    plan = plan_of(rows, PlanOptions(min_saved_tokens=0))
+    plan = plan_of(rows, PlanOptions(align_tokens=4, min_saved_tokens=0))
     unmasked = (plan.causal < 0) & (plan.query_count > 1)
     assert plan.kv_tokens[unmasked].tolist() == [4]
     assert plan.query_count[unmasked].tolist() == [4]
@@ -258,10 +254,10 @@ def test_rows_that_make_no_sense_are_refused(
         plan_of(rows, PlanOptions())
 
 
-@pytest.mark.parametrize("split", [0, -4, 6])
-def test_a_split_that_cuts_pages_is_refused(split: int) -> None:
-    with pytest.raises(ValueError, match=f"split_tokens must be a multiple of 4, got {split}"):
-        plan_of(grow(4, [Spec(8, 1)]), PlanOptions(split_tokens=split))
+@pytest.mark.parametrize("align", [0, -4, 6])
+def test_an_alignment_that_cuts_pages_is_refused(align: int) -> None:
+    with pytest.raises(ValueError, match=f"align_tokens must be a multiple of 4, got {align}"):
+        plan_of(grow(4, [Spec(8, 1)]), PlanOptions(align_tokens=align))
 
 
 @given(st.lists(st.lists(st.sampled_from((0, 1)), max_size=4), max_size=6))
