@@ -13,17 +13,20 @@ if TYPE_CHECKING:
     from .runtime.config import EngineConfig
     from .runtime.engine import Engine
     from .runtime.sampling_params import SamplingParams
-    from .runtime.types import Completion
+    from .runtime.score_items import ScoreItem
+    from .runtime.types import Completion, ItemScore
 
 __version__ = "0.1.0"
 
-__all__ = ["Completion", "Engine", "EngineConfig", "SamplingParams"]
+__all__ = ["Completion", "Engine", "EngineConfig", "ItemScore", "SamplingParams", "ScoreItem"]
 
 _HOME = {
     "Completion": ".runtime.types",
     "Engine": ".runtime.engine",
     "EngineConfig": ".runtime.config",
+    "ItemScore": ".runtime.types",
     "SamplingParams": ".runtime.sampling_params",
+    "ScoreItem": ".runtime.score_items",
 }
 
 

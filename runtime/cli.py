@@ -1,4 +1,4 @@
-"""The command line: `radixlm generate | info | demo`.
+"""The command line: `radixlm generate | score | info | demo`.
 
 Owns the exit status. Every failure that is the caller's is one line on standard error.
 
@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from .. import __version__
-from .commands import demo, generate, info
+from .commands import demo, generate, info, score
 from .commands.engine_view import EngineView, OpenEngine
 from .commands.standard_output import write_note, write_output
 from .config import EngineConfig
@@ -41,6 +41,12 @@ class _Command:
 _COMMANDS = {
     "generate": _Command(
         "--prompts FILE [options]", "continue the prompts of a file", generate.add_arguments, generate.run
+    ),
+    "score": _Command(
+        "--prompts FILE [options]",
+        "score continuations of the contexts of a file",
+        score.add_arguments,
+        score.run,
     ),
     "info": _Command("[options]", "show model, memory, pool and threads", info.add_arguments, info.run),
     "demo": _Command("[options]", "answer a built-in set of questions", demo.add_arguments, demo.run),

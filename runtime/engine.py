@@ -16,39 +16,44 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike, fspath
-from typing import Self, TypeAlias
+from typing import Self, TypeAlias, overload
 
 import torch
-from torch import Tensor
 
-from ..kernels.cpu import NotDeterministic, cpu_ops
+from ..kernels.cpu import UnsupportedDtype, cpu_ops
 from ..kernels.plan import AttentionSpec
-from .batch import Batch, BatchBuilder, LogitSpan
+from .batch import BatchBuilder
+from .batch_order import Place, batch_order
 from .collect import Collector
 from .config import EngineConfig
 from .embedded import resolve_model, user_cache
-from .errors import EngineStopped, InvalidConfig, InvalidRequest, RequestFailed
-from .host import prepare_host
+from .errors import EngineStopped, InvalidConfig, InvalidRequest
+from .host import prepare_host, return_free_memory
 from .kv_pool import KvPool, page_bytes, pages_within
-from .logprobs import token_logprobs
 from .metrics import EngineInfo, EngineStats, Meter, TimedCache
 from .model import Model
+from .outcomes import step_outcomes
 from .output import OutputStream
 from .progress import EngineProgress
 from .prompts import Prompt, PromptInput, as_prompts
-from .sampling import Sampled, sample
+from .request_checks import check_request, each_sampling
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
+from .score import ScoreBatch
+from .score_items import ScoreInput, ScoreItem, as_items
 from .sequence import Sequence as Tokens
+from .sequence import connect
+from .slot_logprobs import SlotLogprobs
 from .tokenizer import Tokenizer
-from .types import Completion, Event, Outcome, Plan, Request, SequenceKey
+from .types import Completion, Event, ItemScore, Outcome, Plan, Request, SequenceKey
 from .weights import ModelSource, open_model
 
 ModelName: TypeAlias = str | PathLike[str]
-NO_TOKEN = "no token could be chosen: the logits are not finite, or every token is forbidden"
+OnProgress: TypeAlias = Callable[[EngineProgress], None]
 
 
 class Engine:
@@ -78,6 +83,7 @@ class Engine:
         num_pages = self.config.num_pages or pages_within(self.config.kv_memory, a_page)
         self._page_bytes = a_page
         self._model = _build_model(self.config, source, self._max_context)
+        return_free_memory()
         self._ops = self._model.ops
         self._pool = KvPool(
             shape.num_layers,
@@ -86,17 +92,21 @@ class Engine:
             num_pages=num_pages,
             page_size=self.config.page_size,
             dtype=dtype,
+            ops=self._ops,
         )
         self._meter = Meter()
+        values = SlotLogprobs(num_pages, self.config.page_size)
         self.cache = TimedCache(
             num_pages,
             self.config.page_size,
             self._meter.radix,
             eviction=self.config.eviction,
             enabled=self.config.prefix_cache,
+            values=values,
         )
         self._scheduler = Scheduler(
             self.cache,
+            values,
             policy=self.config.policy,
             chunk_size=self.config.chunk_size,
             max_running=self.config.max_running,
@@ -126,14 +136,14 @@ class Engine:
             model=self.config.model,
             family=shape.family,
             parameters=parameters,
-            weight_bytes=parameters * self._model.dtype.itemsize,
+            weight_bytes=self._model.weight_bytes,
             dtype=self.config.dtype,
             num_pages=self.cache.num_pages,
             page_size=self.cache.page_size,
             kv_bytes=self.cache.num_pages * self._page_bytes,
             max_context=self._max_context,
             threads=torch.get_num_threads(),
-            deterministic=self.config.deterministic,
+            quantization=self.config.quantization,
             attention=self._ops.name,
         )
 
@@ -142,17 +152,24 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queue a request; its events come out of `step`. Raises InvalidRequest (TooLarge where it can never
         fit) and then nothing has changed, EngineStopped after `close`."""
+        self._add(request, self._seed(request))
+
+    def _add(self, request: Request, seed: int, shared: int | None = None) -> None:
+        """As `add`; a member of a batch comes with what it shares with the one before, see batch_order.py."""
         if self._closed:
             raise EngineStopped("the engine is closed")
-        _check_request(request, self.model_config.vocab_size)
+        check_request(request, self.model_config.vocab_size)
         if request.id in self._keys:
             raise InvalidRequest(f"request id {request.id!r} is already in use")
-        seed = request.sampling.seed
-        seed = self._seeds.getrandbits(63) if seed is None else seed
-        sequences = [Tokens(request, index) for index in range(request.sampling.n)]
+        first, *others = request.choices
+        sequences = [Tokens(request, first, shared)]
+        shared = None if shared is None else len(request.prompt_ids)
+        sequences += [Tokens(request, index, shared) for index in others]
+        connect(sequences)
         streams = [OutputStream(seq, self.tokenizer, self.tokenizer.eos_ids, seed) for seq in sequences]
+        for seq in sequences:
+            self._scheduler.check(seq)
         for seq, stream in zip(sequences, streams, strict=True):
-            # Only the first can be refused: all have the same prompt, and the id is free.
             self._scheduler.add(seq)
             self._streams[seq.key] = stream
             self._keys.setdefault(request.id, []).append(seq.key)
@@ -208,35 +225,64 @@ class Engine:
         prompts: PromptInput | Sequence[PromptInput],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        on_progress: Callable[[EngineProgress], None] | None = None,
+        prompt_logprobs: int | None = None,
+        on_progress: OnProgress | None = None,
     ) -> list[Completion]:
         """Continue every prompt; completions come in the order of the prompts, the n choices of one together.
 
         A prompt is text, a list of token ids, {"messages": [...]} or a Prompt, whose own sampling wins.
-        A prompt that is refused gives a completion with `error`, the others are not affected. Raises
-        InvalidRequest while the engine works on anything else, whose events would be lost, and EngineStopped
-        if the engine is closed meanwhile.
+        `prompt_logprobs`, where given, is the `prompt_logprobs_start` of all of them. A prompt that is
+        refused gives a completion with `error`, the others are not affected. Raises InvalidRequest while the
+        engine works on anything else, whose events would be lost, and EngineStopped if it is closed then.
         """
-        if self.has_work:
-            raise InvalidRequest("generate needs an idle engine, got one with requests to finish first")
         todo = as_prompts(prompts)
-        params = _params(sampling, len(todo))
+        params = each_sampling(todo, sampling, prompt_logprobs)
         collector = Collector()
-        batch, self._batches = self._batches, self._batches + 1
-        try:
-            for i, (prompt, default) in enumerate(zip(todo, params, strict=True)):
-                self._announce(collector, prompt, default, f"generate-{batch}-{i}", str(i))
-            self._meter.count_batch(*collector.optimum())
-            while collector.outstanding:
-                if not self.has_work:
-                    raise EngineStopped("the engine was closed before its prompts were done")
-                collector.take(self.step())
-                if on_progress is not None:
-                    on_progress(EngineProgress(collector.done, collector.total, collector.generated_tokens))
-        except BaseException:
-            self._give_up(f"generate-{batch}-")
-            raise
+        with self._batch("generate") as prefix:
+            self._announce(collector, todo, params, prefix)
+            self._finish(collector, on_progress)
         return collector.completions()
+
+    @overload
+    def score(
+        self, context: ScoreItem, continuations: None = None, *, on_progress: OnProgress | None = None
+    ) -> ItemScore: ...
+    @overload
+    def score(
+        self,
+        context: str | Sequence[int],
+        continuations: Sequence[str | Sequence[int]],
+        *,
+        on_progress: OnProgress | None = None,
+    ) -> ItemScore: ...
+    @overload
+    def score(
+        self,
+        context: Sequence[ScoreItem],
+        continuations: None = None,
+        *,
+        on_progress: OnProgress | None = None,
+    ) -> list[ItemScore]: ...
+    def score(
+        self,
+        context: ScoreInput,
+        continuations: Sequence[str | Sequence[int]] | None = None,
+        *,
+        on_progress: OnProgress | None = None,
+    ) -> ItemScore | list[ItemScore]:
+        """How likely each continuation of a context is, by the model's own (raw) log-probabilities.
+
+        One context (text or token ids) with its continuations (texts or lists of ids), a ScoreItem, or a list
+        of those, whose results come in its order. What is known from before is not computed again. An item
+        that is refused gives a result with `error`, the others are not affected. Raises as `generate`.
+        """
+        items, several = as_items(context, continuations)
+        with self._batch("score") as prefix:
+            batch = ScoreBatch(items, self.tokenizer, prefix)
+            batch.refuse(self._submit(batch.requests))
+            self._finish(batch, on_progress)
+        results = batch.results()
+        return results if several else results[0]
 
     # -- the parts of a step -----------------------------------------------------------------------
 
@@ -244,34 +290,9 @@ class Engine:
         with self._meter.schedule:
             batch = self._builder.build(plan)
         with self._meter.forward:
-            self._pool.copy(plan.copies, self._ops)
+            self._pool.copy(plan.copies)
             logits = self._model.forward(batch.inputs, self._pool.keys, self._pool.values)
-        return self._outcomes(plan, batch, logits)
-
-    def _outcomes(self, plan: Plan, batch: Batch, logits: Tensor) -> list[Outcome]:
-        outcomes = {row.key: Outcome(row.key) for row in plan.rows}
-        for span in batch.spans:
-            if span.row.logits_from < span.row.stop - span.row.samples:
-                self._deliver_prompt_logprobs(span, logits)
-        sampling = [span for span in batch.spans if span.row.samples]
-        if sampling:
-            last = torch.tensor([span.first + span.count - 1 for span in sampling])
-            chosen = logits if len(sampling) == len(logits) else logits[last]
-            streams = [self._streams[span.row.key] for span in sampling]
-            sampled = sample(chosen, [stream.sample_row() for stream in streams])
-            for i, (span, stream) in enumerate(zip(sampling, streams, strict=True)):
-                outcomes[span.row.key] = _outcome(span, stream, sampled, i)
-        return list(outcomes.values())
-
-    def _deliver_prompt_logprobs(self, span: LogitSpan, logits: Tensor) -> None:
-        """The logits of position p are those of token p + 1, as far as that belongs to the prompt."""
-        seq = self._scheduler.get(span.row.key)
-        assert seq is not None, "a row belongs to a sequence that has not ended"
-        params = seq.request.sampling
-        first = span.row.logits_from + 1
-        tokens = seq.tokens[first : min(span.row.stop + 1, seq.prompt_len)]
-        rows = logits[span.first : span.first + len(tokens)]
-        self._streams[span.row.key].add_prompt_logprobs(token_logprobs(rows, tokens, params.logprobs or 0))
+        return step_outcomes(plan, batch, logits, self._scheduler.get, self._streams)
 
     def _events(self, outcomes: list[Outcome], ended: list[Tokens]) -> list[Event]:
         gone = {seq.key for seq in ended}
@@ -300,31 +321,82 @@ class Engine:
         held = self._scheduler.held_tokens + sum(row.stop - row.write_from for row in plan.rows)
         return used, held / (used * self.cache.page_size)
 
-    # -- the parts of generate ---------------------------------------------------------------------
+    # -- the parts of generate and score -----------------------------------------------------------
+
+    @contextmanager
+    def _batch(self, name: str) -> Iterator[str]:
+        """The beginning of the request ids of a new batch, which is given up if anything is raised."""
+        if self.has_work:
+            raise InvalidRequest(f"{name} needs an idle engine, got one with requests to finish first")
+        prefix = f"{name}-{self._batches}-"
+        self._batches += 1
+        try:
+            yield prefix
+        except BaseException:
+            self._give_up(prefix)
+            raise
+
+    def _finish(self, collector: Collector | ScoreBatch, on_progress: OnProgress | None) -> None:
+        """Step until all that the collector waits for has come."""
+        self._meter.count_batch(*collector.optimum())
+        while collector.outstanding:
+            if not self.has_work:
+                raise EngineStopped("the engine was closed before its prompts were done")
+            collector.take(self.step())
+            if on_progress is not None:
+                on_progress(EngineProgress(collector.done, collector.total, collector.generated_tokens))
 
     def _announce(
         self,
         collector: Collector,
-        prompt: Prompt | InvalidRequest,
-        default: SamplingParams,
-        request_id: str,
-        name: str,
+        prompts: Sequence[Prompt | InvalidRequest],
+        params: Sequence[SamplingParams],
+        prefix: str,
     ) -> None:
-        """Queue one prompt of a batch, or note why it was refused."""
-        ids: tuple[int, ...] = ()
+        """Queue a batch, and note in the order of the input what is due and what was refused."""
+        requests = [
+            self._request(prompt, sampling, f"{prefix}{i}")
+            for i, (prompt, sampling) in enumerate(zip(prompts, params, strict=True))
+        ]
+        refused = self._submit([request for request in requests if isinstance(request, Request)])
+        for i, (prompt, request) in enumerate(zip(prompts, requests, strict=True)):
+            name = prompt.id if isinstance(prompt, Prompt) and prompt.id is not None else str(i)
+            if isinstance(request, InvalidRequest):
+                collector.refuse(f"{prefix}{i}", name, str(request), 0)
+            elif request.id in refused:
+                collector.refuse(request.id, name, str(refused[request.id]), len(request.prompt_ids))
+            else:
+                collector.expect(request, name)
+
+    def _request(
+        self, prompt: Prompt | InvalidRequest, sampling: SamplingParams, request_id: str
+    ) -> Request | InvalidRequest:
+        """One prompt of a batch as a request, or why it is none."""
+        if isinstance(prompt, InvalidRequest):
+            return prompt
         try:
-            if isinstance(prompt, InvalidRequest):
-                raise prompt
-            name = name if prompt.id is None else prompt.id
             ids = self.encode(prompt)
-            request = Request(
-                request_id, ids, prompt.sampling or default, prompt.salt, priority=prompt.priority
-            )
-            self.add(request)
         except InvalidRequest as error:
-            collector.refuse(request_id, name, str(error), len(ids))
-        else:
-            collector.expect(request, name)
+            return error
+        return Request(request_id, ids, sampling, prompt.salt, priority=prompt.priority)
+
+    def _submit(self, requests: Sequence[Request]) -> dict[str, InvalidRequest]:
+        """Queue a batch that is known as a whole, in the order that shares most (policy "fcfs": in its own).
+        What was refused, by the id of its request; the others are not affected."""
+        seeds = [self._seed(request) for request in requests]  # in the order given, whatever runs first
+        ordered = self.config.policy == "cache-aware"
+        places = batch_order(requests) if ordered else [Place(i) for i in range(len(requests))]
+        refused = {}
+        for index, shared in places:
+            try:
+                self._add(requests[index], seeds[index], shared)
+            except InvalidRequest as error:
+                refused[requests[index].id] = error
+        return refused
+
+    def _seed(self, request: Request) -> int:
+        seed = request.sampling.seed
+        return self._seeds.getrandbits(63) if seed is None else seed
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         """The token ids of a prompt: as given, or by the tokenizer or the model's chat template."""
@@ -359,41 +431,13 @@ def _config(model: ModelName | None, config: EngineConfig | None, fields: dict[s
 def _build_model(config: EngineConfig, source: ModelSource, max_context: int) -> Model:
     shape, dtype = source.config, getattr(torch, config.dtype)
     try:
-        ops = cpu_ops(shape.num_heads, shape.num_kv_heads, shape.head_dim, deterministic=config.deterministic)
-        return Model(shape, source.weights(), ops, dtype, max_context=max_context)
-    except NotDeterministic as error:
-        raise InvalidConfig(f"deterministic is not possible on this processor: {error}") from None
-
-
-def _check_request(request: Request, vocab_size: int) -> None:
-    wrong = next((token for token in request.prompt_ids if not 0 <= token < vocab_size), None)
-    if wrong is not None:
-        raise InvalidRequest(f"token id {wrong} is not in the vocabulary, ids are 0 to {vocab_size - 1}")
-    start = request.sampling.prompt_logprobs_start
-    if start is not None and start > len(request.prompt_ids):
-        raise InvalidRequest(
-            f"prompt_logprobs_start must be at most the {len(request.prompt_ids)} tokens of the prompt, "
-            f"got {start}"
+        ops = cpu_ops(
+            shape.num_heads,
+            shape.num_kv_heads,
+            threads=torch.get_num_threads(),
+            dtype=dtype,
+            quantization=config.quantization,
         )
-    request.sampling.check_vocabulary(vocab_size)
-
-
-def _params(sampling: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if sampling is None or isinstance(sampling, SamplingParams):
-        return [sampling or SamplingParams()] * count
-    params = list(sampling) if isinstance(sampling, Sequence) else [sampling]
-    wrong = [item for item in params if not isinstance(item, SamplingParams)]
-    if wrong:
-        raise InvalidRequest(f"sampling must be SamplingParams or a list of them, got {wrong[0]!r}")
-    if len(params) != count:
-        raise InvalidRequest(f"got {len(params)} sampling parameters for {count} prompts")
-    return params
-
-
-def _outcome(span: LogitSpan, stream: OutputStream, sampled: Sampled, i: int) -> Outcome:
-    if sampled.bad[i]:
-        return Outcome(span.row.key, finish="error", error=NO_TOKEN)
-    try:
-        return stream.push(sampled.token_ids[i], sampled.logprobs[i])
-    except RequestFailed as error:
-        return Outcome(span.row.key, finish="error", error=str(error))
+    except UnsupportedDtype as error:
+        raise InvalidConfig(f"dtype {config.dtype} is not possible here: {error}") from None
+    return Model(shape, source.weights(), ops, dtype, max_context=max_context)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
+from ..radix.beside import PageValues
 from ..radix.cache import PrefixCache
 from ..radix.eviction import Policy
 from ..radix.lease import Lease, PageCopy
@@ -22,22 +23,27 @@ from .types import Plan
 class EngineStats:
     """Totals since the engine was made; seconds, tokens, pages, shares between 0 and 1.
 
-    prompt_tokens and cached_tokens count each sequence once. optimal_hit_rate is that of a cache that never
-    forgets within a batch given to `generate` and knows nothing before it: 1 - (tokens in the trie of the
-    batch's prompts) / (sum of prompt tokens). wall_s is the time inside steps. A step in which any row
-    computes more than one token counts as prefill, else as decoding: prefill_tok_s is the prompt tokens
-    computed over the time of the former, decode_tok_s the tokens generated in the latter over its time.
-    peak_pages and page_fill are of the pages taken while a step runs: the most of them, and the share of
-    their slots that hold a token when it has run, averaged over steps. radix_s is the time in the tree and
-    the pool's bookkeeping, a part of schedule_s, which is that of planning, committing and building batches;
-    forward_s is that of the model, copies included.
+    prompt_tokens and cached_tokens count each sequence once, and what scored continuations share once for all
+    of them; computed_tokens is every token that a step computed, replays and repeated queries too.
+    optimal_hit_rate is that of a cache that never forgets within a batch given to `generate` and knows
+    nothing before it: 1 - (tokens in the trie of the batch's prompts) / (sum of prompt tokens).
+    hit_rate_of_optimal is hit_rate over it: above 1 if something was cached before, 0 if there was nothing to
+    share. wall_s is the time inside steps. A step in which any row computes more than one token counts as
+    prefill, else as decoding: prefill_tok_s is the prompt tokens computed over the time of the former,
+    decode_tok_s the tokens generated in the latter over its time. peak_pages and page_fill are of the pages
+    taken while a step runs: the most of them, and the share of their slots that hold a token when it has run,
+    averaged over steps. radix_s is the time in the tree and the pool's bookkeeping, a part of schedule_s,
+    which is that of planning, committing and building batches; forward_s is that of the model, copies
+    included.
     """
 
     prompt_tokens: int
     cached_tokens: int
     hit_rate: float
     optimal_hit_rate: float
+    hit_rate_of_optimal: float
     generated_tokens: int
+    computed_tokens: int
     wall_s: float
     prefill_tok_s: float
     decode_tok_s: float
@@ -67,7 +73,7 @@ class EngineInfo:
     kv_bytes: int
     max_context: int
     threads: int
-    deterministic: bool
+    quantization: str
     attention: str
 
 
@@ -126,12 +132,16 @@ class Meter:
         self.optimum_hits += optimal_hits
 
     def stats(self, cache: PrefixCache, scheduled: SchedulerStats) -> EngineStats:
+        hit_rate = _share(scheduled.cached_tokens, scheduled.prompt_tokens)
+        optimal = _share(self.optimum_hits, self.optimum_tokens)
         return EngineStats(
             prompt_tokens=scheduled.prompt_tokens,
             cached_tokens=scheduled.cached_tokens,
-            hit_rate=_share(scheduled.cached_tokens, scheduled.prompt_tokens),
-            optimal_hit_rate=_share(self.optimum_hits, self.optimum_tokens),
+            hit_rate=hit_rate,
+            optimal_hit_rate=optimal,
+            hit_rate_of_optimal=_share(hit_rate, optimal),
             generated_tokens=self.generated_tokens,
+            computed_tokens=scheduled.computed_tokens,
             wall_s=self.step.seconds,
             prefill_tok_s=_share(self.prefill_tokens, self.prefill_seconds),
             decode_tok_s=_share(self.decode_tokens, self.decode_seconds),
@@ -156,9 +166,16 @@ class TimedCache(PrefixCache):
     """A PrefixCache that adds up how long its commands and peeks take; the tree itself looks at no clock."""
 
     def __init__(
-        self, num_pages: int, page_size: int, watch: Stopwatch, *, eviction: Policy, enabled: bool
+        self,
+        num_pages: int,
+        page_size: int,
+        watch: Stopwatch,
+        *,
+        eviction: Policy,
+        enabled: bool,
+        values: PageValues | None = None,
     ) -> None:
-        super().__init__(num_pages, page_size, eviction=eviction, enabled=enabled)
+        super().__init__(num_pages, page_size, eviction=eviction, enabled=enabled, values=values)
         self._watch = watch
 
     def peek(self, tokens: Sequence[int], namespace: Namespace) -> Peek:
@@ -170,6 +187,10 @@ class TimedCache(PrefixCache):
     ) -> Lease | None:
         with self._watch:
             return super().acquire(tokens, namespace, length, priority=priority)
+
+    def visit(self, tokens: Sequence[int], namespace: Namespace, *, priority: int = 0) -> Peek:
+        with self._watch:
+            return super().visit(tokens, namespace, priority=priority)
 
     def grow(self, lease: Lease, length: int) -> bool:
         with self._watch:

@@ -36,6 +36,7 @@ class OutputStream:
         self._told = 0  # how many of them earlier events had
         self._logprobs: list[TokenLogprob] = []
         self._prompt_logprobs: list[TokenLogprob] = []
+        self._next_value = seq.first_value  # the position whose value is told next
         self._matched: int | str | None = None
         if params.prompt_logprobs_start == 0:
             self._prompt_logprobs.append(TokenLogprob(seq.tokens[0], None))
@@ -107,6 +108,8 @@ class OutputStream:
 
     def _event(self, reason: FinishReason | None, error: str | None) -> Event:
         seq = self._seq
+        if seq.wants_values:
+            self._tell_values()
         event = Event(
             request_id=seq.key.request_id,
             index=seq.key.choice,
@@ -117,6 +120,7 @@ class OutputStream:
             prompt_tokens=seq.prompt_len,
             cached_tokens=seq.cached_tokens,
             completion_tokens=len(self._output),
+            computed_tokens=seq.computed_tokens,
             finish_reason=reason,
             matched_stop=self._matched,
             error=error,
@@ -126,3 +130,13 @@ class OutputStream:
         self._logprobs.clear()
         self._prompt_logprobs.clear()
         return event
+
+    def _tell_values(self) -> None:
+        """What the sequence has learnt of its prompt since the last event, computed or found."""
+        seq, top = self._seq, self._params.logprobs or 0
+        values = seq.known_run(self._next_value, seq.prompt_len)
+        tokens = seq.tokens[self._next_value : self._next_value + len(values)]
+        self._prompt_logprobs += [
+            value.entry(token, top) for token, value in zip(tokens, values, strict=True)
+        ]
+        self._next_value += len(values)

@@ -18,15 +18,16 @@ class EngineProgress:
 
 
 @contextmanager
-def progress_bar(total: int) -> Iterator[Callable[[EngineProgress], None]]:
+def progress_bar(total: int, *, unit: str = "prompt") -> Iterator[Callable[[EngineProgress], None]]:
     """A bar on standard error, removed at the end; nothing at all where that is not a terminal."""
     from tqdm import tqdm
 
     hidden = True if sys.stderr is None else None  # None: unless the file is a terminal
-    with tqdm(total=total, unit="prompt", file=sys.stderr, disable=hidden, leave=False) as bar:
+    with tqdm(total=total, unit=unit, file=sys.stderr, disable=hidden, leave=False) as bar:
 
         def show(progress: EngineProgress) -> None:
-            bar.set_postfix_str(f"{progress.generated_tokens} tokens", refresh=False)
+            if progress.generated_tokens:
+                bar.set_postfix_str(f"{progress.generated_tokens} tokens", refresh=False)
             bar.update(progress.done - bar.n)
 
         yield show

@@ -1,4 +1,4 @@
-"""Writes what a run gave: completions as JSON lines, figures as one JSON object.
+"""Writes what a run gave: completions or scores as JSON lines, figures as one JSON object.
 
 A file appears whole or not at all: the text goes to a new file in the same folder, which is renamed over
 the target at the end. A target that is no regular file (a pipe, /dev/null), or that names an open one
@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .errors import InvalidInput, RadixError
-from .types import Completion
+from .types import Completion, ItemScore
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 _COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 _ALWAYS = ("id", "index", "text", "output_ids", *_COUNTS, "finish_reason")
+_OF_CONTINUATION = ("text", "logprob", "mean_logprob", "is_greedy", "token_logprobs")
 _WHERE_SET = ("matched_stop", "error", "logprobs", "prompt_logprobs")
 
 
@@ -60,14 +61,24 @@ def result_line(completion: Completion, identity: str | int) -> str:
     return _json(line)
 
 
+def score_line(score: ItemScore, identity: str | int) -> str:
+    """The same of an item's scores."""
+    each = [{name: getattr(one, name) for name in _OF_CONTINUATION} for one in score.continuations]
+    line: dict[str, object] = {"id": identity, "continuations": each}
+    line |= {name: getattr(score, name) for name in ("best", "cached_tokens", "computed_tokens")}
+    if score.error is not None:
+        line["error"] = score.error
+    return _json(line)
+
+
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Writes JSON lines. Raises RadixError if the disk refuses; the target is then as it was."""
     write_atomically(path, "".join(f"{line}\n" for line in lines))
 
 
-def write_figures(path: Path, figures: DataclassInstance) -> None:
-    """Writes the fields of a dataclass as one JSON object."""
-    write_atomically(path, _json(asdict(figures), indent=2) + "\n")
+def write_figures(path: Path, figures: DataclassInstance, **more: float) -> None:
+    """Writes the fields of a dataclass, and what comes with them, as one JSON object."""
+    write_atomically(path, _json({**asdict(figures), **more}, indent=2) + "\n")
 
 
 def write_atomically(path: Path, text: str) -> None:

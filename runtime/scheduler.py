@@ -10,7 +10,8 @@ What must hold: one plan is in flight at most; a plan is None only when there is
 that can never fit is refused by `add`, a sequence that outgrows context or pool ends with "length"; the
 keys and values of tokens[:computed] are in the pages of the lease, which grows row by row, so that a prompt
 in chunks holds no page before it fills it; every added sequence comes back once, from commit, fail or
-take_ended, with its `finish_reason`.
+take_ended, with its `finish_reason`; what is known of a token's log-probability lies beside its slot before
+the slot is published.
 """
 
 from __future__ import annotations
@@ -18,12 +19,18 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
 
 from ..radix.cache import PrefixCache
 from .errors import InvalidRequest, TooLarge
+from .known_values import KnownValues
 from .policy import Budget, Decision, Policy, RunningView, WaitingView, decide
 from .sequence import Sequence
 from .types import Copy, FinishReason, Outcome, Plan, Row, SequenceKey
+
+if TYPE_CHECKING:
+    from .slot_logprobs import SlotLogprobs
 
 # How many waiting sequences one plan looks at. Looking costs a walk down the tree for each; a prefix shared
 # by prompts further apart than this is found when they come nearer.
@@ -50,12 +57,21 @@ class Scheduler:
 
     A chunk below `max_running` limits the running ones too, so that every step moves each of them that
     decodes and at least one that prefills. No sequence grows beyond `max_context` tokens or the whole pool.
+    `values` is what the cache tells of its pages.
     """
 
     def __init__(
-        self, cache: PrefixCache, *, policy: Policy, chunk_size: int, max_running: int, max_context: int
+        self,
+        cache: PrefixCache,
+        values: SlotLogprobs,
+        *,
+        policy: Policy,
+        chunk_size: int,
+        max_running: int,
+        max_context: int,
     ) -> None:
         self._cache = cache
+        self._known = KnownValues(cache, values)
         self._policy: Policy = policy
         self._chunk_size = chunk_size
         self._slots = min(max_running, chunk_size)
@@ -110,8 +126,18 @@ class Scheduler:
     # -- commands ----------------------------------------------------------------------------------
 
     def add(self, seq: Sequence) -> None:
-        """Queue a new sequence. Raises InvalidRequest for an empty prompt or a key that is in use, TooLarge
-        when the prompt and one token to generate (none if max_tokens is 0) fit context or pool never."""
+        """Queue a new sequence. Raises what `check` raises."""
+        self.check(seq)
+        seq.arrival = self._arrivals
+        self._arrivals += 1
+        if self._waiting and seq.request.priority > self._waiting[0].request.priority:
+            self._blocked = False
+        self._sequences[seq.key] = seq
+        insort(self._waiting, seq, key=_place)
+
+    def check(self, seq: Sequence) -> None:
+        """Raises InvalidRequest for an empty prompt or a key that is in use, TooLarge when the prompt and one
+        token to generate (none if max_tokens is 0) fit context or pool never."""
         if seq.prompt_len == 0:
             raise InvalidRequest("the prompt has no tokens, at least 1 is needed")
         if seq.key in self._sequences:
@@ -126,12 +152,6 @@ class Scheduler:
                 f"generates), but the context is {self._max_context} tokens and the pool holds "
                 f"{pages * size} ({pages} pages of {size})"
             )
-        seq.arrival = self._arrivals
-        self._arrivals += 1
-        if self._waiting and seq.request.priority > self._waiting[0].request.priority:
-            self._blocked = False
-        self._sequences[seq.key] = seq
-        insort(self._waiting, seq, key=_place)
 
     def abort(self, key: SequenceKey) -> bool:
         """Let the sequence end: at the commit of the step it is in, or else at the next plan. False if there
@@ -146,7 +166,7 @@ class Scheduler:
 
     def plan(self) -> Plan | None:
         """What the next step computes; None when nothing is there to run. Takes pages and may preempt.
-        Ends what was aborted: see take_ended."""
+        Ends what was aborted, and what asks for nothing that is not cached: see take_ended."""
         assert self._in_flight is None, "a plan is committed or failed before the next one is made"
         self.end_aborted()
         if not self._sequences:
@@ -158,11 +178,23 @@ class Scheduler:
             self._preempt(seq)
             preempted.append(seq)
             candidates, decision = self._decide(preempted)
+        if not self._sequences:
+            return None
+        if not (decision.rows or decision.admit):
+            # Those that were preempted published all that the one they gave way to asked for: they go on.
+            candidates, decision = self._decide([])
         rows = [self._grow(self._running[key], count) for key, count in decision.rows]
         remaining = {view.key: view.remaining for view in candidates}
-        rows += [self._admit(self._sequences[key], count, remaining[key]) for key, count in decision.admit]
+        admitted = []
+        for key, count in decision.admit:
+            seq = self._sequences[key]
+            row = self._admit(seq, count, remaining[key])
+            if row is None:
+                break
+            rows.append(row)
+            admitted.append(seq)
         assert rows, "with anything to run, a plan has rows"
-        self._note_passed_over(candidates, [self._sequences[key] for key, _ in decision.admit])
+        self._note_passed_over(candidates, admitted)
         self._in_flight = Plan(
             step=self._steps,
             rows=tuple(rows),
@@ -208,14 +240,24 @@ class Scheduler:
             above=max((seq.request.priority for seq in preempted), default=None),
         )
         running = [self._running_view(seq) for seq in self._running.values()]
-        waiting = [self._waiting_view(seq, budget.pages) for seq in self._candidates(running)]
+        waiting = self._waiting_views(running, budget.pages)
         decision = decide(self._policy, running, waiting, budget)
         self._blocked = self._blocked or decision.blocked
         return waiting, decision
 
+    def _waiting_views(self, running: list[RunningView], pages: int) -> list[WaitingView]:
+        """The candidates that have something to compute; those that have nothing end here."""
+        while True:
+            views = [self._waiting_view(seq, pages) for seq in self._candidates(running)]
+            answered = [self._sequences[view.key] for view in views if view.remaining == 0]
+            if not answered:
+                return views
+            for seq in answered:
+                self._answer(seq)
+
     def _candidates(self, running: list[RunningView]) -> list[Sequence]:
         """Who may be admitted now. Nobody is looked at when nobody could be."""
-        window = self._waiting[:WINDOW]
+        window = list(islice((seq for seq in self._waiting if seq.is_ready), WINDOW))
         if not running or not window:
             return window
         if self._blocked:
@@ -250,7 +292,7 @@ class Scheduler:
         namespace = seq.request.namespace
         peek = self._cache.peek(seq.tokens, namespace)
         length = len(seq.tokens)
-        start = min(peek.cached_tokens, seq.logits_needed_from, length - 1)
+        start = seq.start_after(peek.cached_tokens, self._known.count(seq, peek))
         return WaitingView(
             key=seq.key,
             priority=seq.request.priority,
@@ -262,6 +304,9 @@ class Scheduler:
             pages=peek.needed(seq.reach) + pages - peek.room,
             preempted=seq.preemptions > 0,
             passed_over=seq.passed_over,
+            own_pages=None
+            if seq.shared is None
+            else self._pages_for(seq.reach) - seq.shared // self._cache.page_size,
         )
 
     def _grow(self, seq: Sequence, count: int) -> Row:
@@ -272,19 +317,26 @@ class Scheduler:
             assert grown, "the pages that running sequences grow by were counted before"
         return seq.row(count)
 
-    def _admit(self, seq: Sequence, count: int, remaining: int) -> Row:
-        """Its first row. If less of it is cached by now than was seen, the row starts and ends earlier."""
+    def _admit(self, seq: Sequence, count: int, remaining: int) -> Row | None:
+        """Its first row. If less of it is cached by now than was seen, the row starts and ends earlier; None,
+        and it waits on, if such a loss before it cost the page that it lacks: what was matched whole may now
+        have to be copied, and its source is kept as well until the step has run."""
         stop = len(seq.tokens) - remaining + count
         lease = self._cache.acquire(seq.tokens, seq.request.namespace, stop, priority=seq.request.priority)
-        assert lease is not None, "the pages of an admitted sequence were counted before"
+        if lease is None:
+            return None
         seq.hold(lease)
-        if seq.preemptions == 0:
-            self._prompt_tokens += seq.prompt_len
-            self._cached_tokens += seq.cached_tokens
+        self._known.give(seq, lease.pages, lease.cached_tokens)
+        self._count_prompt(seq)
         self._remove_waiting(seq)
         self._running[seq.key] = seq
         self._blocked = False  # what it pinned is no longer missing to others with the same prefix
         return seq.row(count)
+
+    def _count_prompt(self, seq: Sequence) -> None:
+        if seq.preemptions == 0:
+            self._prompt_tokens += seq.own_tokens
+            self._cached_tokens += max(0, seq.cached_tokens - (seq.prompt_len - seq.own_tokens))
 
     def _pages_for(self, length: int) -> int:
         return -(-length // self._cache.page_size)
@@ -299,6 +351,14 @@ class Scheduler:
             seq = self._sequences[view.key]
             if seq.status == "waiting" and view.arrival < latest.get(view.priority, -1):
                 seq.passed_over += 1
+
+    def _answer(self, seq: Sequence) -> None:
+        """End a waiting sequence all of which is known: no row computes anything for it."""
+        seen = self._cache.visit(seq.tokens, seq.request.namespace, priority=seq.request.priority)
+        seq.meet(seen.cached_tokens)
+        self._known.give_all(seq, seen)
+        self._count_prompt(seq)
+        self._end(seq, "length", None, publish=False)
 
     # -- moving sequences on -----------------------------------------------------------------------
 
@@ -316,20 +376,22 @@ class Scheduler:
             return
         seq.advance(row)
         if seq.abort_requested:
+            self._known.keep(seq, row, outcome)
             return
         assert outcome.new_tokens or outcome.finish or not row.samples, "what samples gives a token or ends"
         seq.tokens.extend(outcome.new_tokens)
         assert len(seq.tokens) <= self.max_length, "a sequence stays below context and pool"
-        finish = outcome.finish or self._exhausted(seq, row)
+        self._known.keep(seq, row, outcome)
+        finish = outcome.finish or self._exhausted(seq)
         if finish is not None:
             self._end(seq, finish, outcome.error, publish=True)
         elif _is_prefill(seq, row):
             self._publish(seq)
 
-    def _exhausted(self, seq: Sequence, row: Row) -> FinishReason | None:
+    def _exhausted(self, seq: Sequence) -> FinishReason | None:
         """Whether it ends with "length": there is no room for a next token, or no token was asked for."""
         if seq.request.sampling.max_tokens == 0:
-            return "length" if row.stop == seq.prompt_len else None
+            return "length" if seq.start == seq.prompt_len else None
         return "length" if len(seq.tokens) >= self.max_length else None
 
     def _publish(self, seq: Sequence) -> None:
@@ -375,6 +437,14 @@ class Scheduler:
         self._blocked = False
         self._total_ended += 1
         self._ended.append(seq)
+        if reason in ("abort", "error"):
+            self._end_branches(seq, reason, error)
+
+    def _end_branches(self, seq: Sequence, reason: FinishReason, error: str | None) -> None:
+        """What `seq` was to tell them, nobody will: those that wait for it end as it did."""
+        for branch in seq.branches:
+            if branch.status != "finished":
+                self._end(branch, reason, error, publish=False)
 
     def _remove_waiting(self, seq: Sequence) -> None:
         place = bisect_left(self._waiting, _place(seq), key=_place)

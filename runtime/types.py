@@ -2,7 +2,8 @@
 
 All are frozen and plain (ints, strings, tuples), so that they can be sent to another process and used
 in tests without torch. A *request* is the outside view, a *sequence* (sequence.py) the inside one:
-a request with n choices becomes n sequences, told apart by (request id, choice index).
+a request with n choices becomes n sequences, told apart by (request id, choice index). One whose
+continuations are to be scored becomes a sequence for each of them, and one for what they share, CONTEXT.
 
 Interval picture of a row (one row computes tokens[start:stop] of one sequence):
 
@@ -10,7 +11,7 @@ Interval picture of a row (one row computes tokens[start:stop] of one sequence):
     |  cached   | queries only | queries, KV is written |
                  KV is read,    ^ the first slot this row writes
                  never written
-    logits are wanted for positions logits_from .. stop-1 (none if logits_from == stop)
+    logits are wanted for positions logits_from .. logits_to-1 (none if they are equal; logits_to <= stop)
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ Namespace = tuple[str, ...]
 """Prompts of different namespaces never share pages. ("a", "bc") and ("ab", "c") differ."""
 
 
+CONTEXT = -1
+"""The choice index of the prompt itself where several continuations of it are scored."""
+
+
 class SequenceKey(NamedTuple):
     """Names one sequence: the request's id and which of its n choices it is."""
 
@@ -32,9 +37,26 @@ class SequenceKey(NamedTuple):
     choice: int
 
 
+class SlotValue(NamedTuple):
+    """What the distribution that predicted a token says of it: the token's raw log-probability, the best
+    token's id and log-probability, as float32. Where the token is the best, both are the same number."""
+
+    logprob: float
+    best_id: int
+    best_logprob: float
+
+    def entry(self, token_id: int, top: int) -> TokenLogprob:
+        """The same as what a caller gets who asked for `top` alternatives, 0 or 1."""
+        return TokenLogprob(token_id, self.logprob, ((self.best_id, self.best_logprob),)[:top])
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt to continue. `adapter` is part of the namespace: pages of two adapters are never shared."""
+    """One prompt to continue. `adapter` is part of the namespace: pages of two adapters are never shared.
+
+    With `continuations` nothing is generated: each of them is scored after the prompt, as the choice of its
+    index. The prompt runs first, and once for all of them.
+    """
 
     id: str
     prompt_ids: tuple[int, ...]
@@ -42,6 +64,14 @@ class Request:
     salt: str = ""
     adapter: str = ""
     priority: int = 0
+    continuations: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def choices(self) -> range:
+        """The choice index of each of its sequences, each of which has one terminal event."""
+        if self.continuations:
+            return range(0 if len(self.continuations) == 1 else CONTEXT, len(self.continuations))
+        return range(self.sampling.n)
 
     @property
     def namespace(self) -> Namespace:
@@ -73,6 +103,7 @@ class Row:
     logits_from: int
     pages: tuple[int, ...]
     samples: bool
+    logits_to: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +118,18 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the engine decided for one row: tokens to append (none for a prefill chunk), and its end."""
+    """What the engine decided for one row: tokens to append (none for a prefill chunk), and its end.
+
+    `values` are those of the tokens at positions logits_from + 1 and on, as far as they were asked for, new
+    tokens included. `branch_values`: of the first token of each continuation, after the last of a CONTEXT.
+    """
 
     key: SequenceKey
     new_tokens: tuple[int, ...] = ()
     finish: FinishReason | None = None
     error: str | None = None
+    values: tuple[SlotValue, ...] = ()
+    branch_values: tuple[SlotValue, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +142,13 @@ class TokenLogprob:
     logprob: float | None
     top: tuple[tuple[int, float], ...] = ()
 
+    @property
+    def value(self) -> SlotValue | None:
+        """What a slot keeps of it; None where the best token is not said."""
+        if self.logprob is None or not self.top:
+            return None
+        return SlotValue(self.logprob, *self.top[0])
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -112,7 +156,8 @@ class Event:
 
     Joined `text` of all events is the final text. Exactly one event of each (request_id, index) has a
     finish reason. Counts are totals so far; `cached_tokens` counts prompt tokens found in the cache when
-    the sequence was first admitted (a replay after preemption does not raise it).
+    the sequence was first admitted (a replay after preemption does not raise it), `computed_tokens` every
+    token that a row of it computed. Of a scored continuation, `prompt_logprobs` are those of its tokens.
     """
 
     request_id: str
@@ -127,6 +172,7 @@ class Event:
     finish_reason: FinishReason | None = None
     matched_stop: int | str | None = None
     error: str | None = None
+    computed_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,3 +191,38 @@ class Completion:
     error: str | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredContinuation:
+    """One continuation of an item. `logprob` is the sum of `token_logprobs`, raw natural logarithms;
+    `is_greedy`: each of its tokens is the likeliest where it stands."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    token_logprobs: tuple[float, ...]
+    logprob: float
+    mean_logprob: float
+    is_greedy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ItemScore:
+    """The scores of one item, in the order of its continuations; none of them where it was refused.
+
+    `cached_tokens`: tokens of the context that were in the cache when its turn came. `computed_tokens`: what
+    was computed for the item, context and continuations together; 0 if all was known.
+    """
+
+    id: str
+    continuations: tuple[ScoredContinuation, ...]
+    cached_tokens: int
+    computed_tokens: int
+    error: str | None = None
+
+    @property
+    def best(self) -> int | None:
+        """The index of the continuation with the largest `logprob`, the first of equal ones."""
+        if not self.continuations:
+            return None
+        return max(range(len(self.continuations)), key=lambda i: self.continuations[i].logprob)

@@ -74,7 +74,7 @@ class EngineThread:
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
         accepted = self.submit(request, deliver)
-        left = request.sampling.n
+        left = len(request.choices)
         try:
             await asyncio.wrap_future(accepted)
             while left:
@@ -122,7 +122,7 @@ class EngineThread:
 
     def _add(self, request: Request, deliver: Deliver) -> None:
         self._engine.add(request)
-        self._listeners[request.id] = (deliver, set(range(request.sampling.n)))
+        self._listeners[request.id] = (deliver, set(request.choices))
 
     def _abort_accepted(self, request_id: str, accepted: Future[None]) -> None:
         if not accepted.cancelled() and accepted.exception() is None:

@@ -21,9 +21,9 @@ import torch
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from radixlm.kernels.cpu_attention import CpuAttention
 from radixlm.kernels.plan import PlanOptions
 from radixlm.runtime.errors import TooLarge
+from testkit.compiled import attention
 from testkit.faults import FAULTS, World
 from testkit.paged import Spec, attend, fill, grow, is_as_exact, make_queries, reference
 from testkit.sim import Simulation
@@ -99,27 +99,43 @@ def _push(sim: Simulation, rng: random.Random) -> None:
         sim.commit(plan)
 
 
+def _values() -> None:
+    """The scheduler again, with log-probabilities asked for and continuations scored."""
+    for seed in range(40):
+        _load("runtime/test_known_values.py").test_every_value_is_that_of_its_prefix_whatever_happens(seed)
+
+
+def _replay() -> None:
+    """Random steps of few shapes, replayed, are those that are not."""
+    _load("kernels/test_cpu_replay.py").test_random_steps_give_and_write_the_bits_of_the_pass_itself(
+        1, "none"
+    )
+
+
 def _attention() -> None:
     """Plans carried out by the CPU's attention give what the reference gives."""
     rows = grow(4, [Spec(19, 5), Spec(18, 1, parent=0, shared=3), Spec(21, 9, parent=0, shared=3)])
     pool, queries = fill(rows, 1, 8), make_queries(rows, 2, 8)
-    options = PlanOptions(min_saved_tokens=1, min_masked_queries=1)
-    found = attend(CpuAttention(2, 1, None), options, rows, pool, queries)
+    options = PlanOptions(align_tokens=4, min_saved_tokens=1)
+    found = attend(attention(2, 1), options, rows, pool, queries)
     plain = reference(rows, pool, queries, torch.float32)
     truth = reference(rows, pool, queries, torch.float64)
     for ours, theirs, exact in zip(found, plain, truth, strict=True):
         assert is_as_exact(ours, theirs, exact), "attention is that of the reference"
 
 
-_PLAN, _BATCH = "kernels/test_plan.py", "runtime/test_batch.py"
+_PLAN, _BITS, _BATCH = "kernels/test_plan.py", "kernels/test_invariance.py", "runtime/test_batch.py"
 WORLDS: dict[World, Callable[[], None]] = {
     "cache": _machine("radix/test_cache_model.py", "CacheModel", 80),
     "copies": _load("radix/test_cache.py").test_copy_sources_are_pinned_until_settled,
     "namespaces": _load("radix/test_tree.py").test_namespaces_that_join_to_the_same_text_share_nothing,
     "scheduler": _scheduler,
+    "values": _values,
     "plan": _property(_PLAN, "test_every_query_meets_every_visible_position_once_and_in_its_own_table", 60),
     "merge": _property(_PLAN, "test_the_merge_table_has_each_partial_once_in_order_of_position", 60),
     "attention": _attention,
+    "bits": _property(_BITS, "test_a_row_among_others_has_the_bits_it_has_alone_and_whole", 40),
+    "replay": _replay,
     "batch": _property(_BATCH, "test_every_token_slot_and_logit_is_that_of_its_row", 60),
 }
 

@@ -11,7 +11,8 @@ from ..metrics import EngineInfo, EngineStats
 from ..progress import EngineProgress
 from ..prompts import Prompt
 from ..sampling_params import SamplingParams
-from ..types import Completion
+from ..score_items import ScoreItem
+from ..types import Completion, ItemScore
 
 
 class EngineView(Protocol):
@@ -25,6 +26,9 @@ class EngineView(Protocol):
         *,
         on_progress: Callable[[EngineProgress], None] | None = None,
     ) -> list[Completion]: ...
+    def score(
+        self, context: Sequence[ScoreItem], *, on_progress: Callable[[EngineProgress], None] | None = None
+    ) -> list[ItemScore]: ...
     def stats(self) -> EngineStats: ...
     def info(self) -> EngineInfo: ...
     def __enter__(self) -> Self: ...

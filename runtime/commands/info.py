@@ -26,10 +26,14 @@ def describe(info: EngineInfo) -> str:
     """One aligned line a fact."""
     facts = {
         "model": f"{info.model} ({info.family}, {info.parameters / 1e6:,.1f} M parameters)",
-        "weights": f"{format_bytes(info.weight_bytes)}, {info.dtype}",
+        "weights": f"{format_bytes(info.weight_bytes)}, {_storage(info)}",
         "pool": f"{info.num_pages:,} pages of {info.page_size} tokens, {format_bytes(info.kv_bytes)}",
         "context": f"{info.max_context:,} tokens at most",
-        "attention": f"{info.attention}, {'deterministic' if info.deterministic else 'not deterministic'}",
+        "attention": info.attention,
         "threads": f"{info.threads}",
     }
     return "\n".join(f"{name:<10} {fact}" for name, fact in facts.items())
+
+
+def _storage(info: EngineInfo) -> str:
+    return info.dtype if info.quantization == "none" else f"{info.quantization} and {info.dtype}"

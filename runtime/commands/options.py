@@ -37,7 +37,8 @@ ENGINE_FLAGS: Mapping[str, Flag] = {
     "model": Flag("the embedded model's id, a folder, a .gguf file or a hub id"),
     "load_format": Flag("kind of weights to read; dummy makes random ones for the model's configuration"),
     "device": Flag("where to compute"),
-    "dtype": Flag("number format of weights and cache"),
+    "dtype": Flag("number format in which weights and cache are stored"),
+    "quantization": Flag("int8 rounds weights and activations to bytes: faster, a little less exact"),
     "attention": Flag("implementation of attention"),
     "page_size": Flag("token slots in a page: 1, 4, 8, 16, 32 or 64"),
     "kv_memory": Flag(
@@ -50,7 +51,6 @@ ENGINE_FLAGS: Mapping[str, Flag] = {
     "chunk_size": Flag("most tokens one step computes"),
     "max_running": Flag("most sequences that run at a time"),
     "max_context": Flag("most tokens in a sequence; not given: what the model was made for"),
-    "deterministic": Flag("bit-equal numbers for any batch, chunk and cache state; about a tenth slower"),
     "seed": Flag("seed of random weights, and of prompts without a seed of their own"),
     "threads": Flag("threads to compute with; not given: one for each core"),
 }

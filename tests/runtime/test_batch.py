@@ -16,7 +16,7 @@ from radixlm.runtime.batch import Batch, BatchBuilder
 from radixlm.runtime.types import Plan, Row, SequenceKey
 
 SPEC = AttentionSpec(0.5)
-OPS: Ops = replace(cpu_ops(2, 1, 8, deterministic=False), prepare=lambda plan: plan)
+OPS: Ops = replace(cpu_ops(2, 1, threads=1), prepare=lambda plan: plan)
 """Real ops, but the plan comes through as it is, to be looked at."""
 
 
@@ -31,9 +31,11 @@ def plans(draw: st.DrawFn, page_size: int) -> Plan:
         stop = draw(st.integers(1, len(table) * page_size))
         start = draw(st.integers(0, stop - 1))
         write_from, logits_from = draw(st.integers(start, stop)), draw(st.integers(start, stop))
+        logits_to = draw(st.integers(logits_from, stop))
         tokens = tuple(draw(st.lists(st.integers(0, 99), min_size=stop - start, max_size=stop - start)))
         key = SequenceKey(f"r{i}", 0)
-        rows.append(Row(key, tokens, start, stop, write_from, logits_from, table, logits_from < stop))
+        samples = logits_from < logits_to == stop
+        rows.append(Row(key, tokens, start, stop, write_from, logits_from, table, samples, logits_to))
     return Plan(0, tuple(draw(st.permutations(rows))), ())
 
 
@@ -41,12 +43,13 @@ def check(batch: Batch, plan: Plan, page_size: int) -> None:
     """Compare with what each row says, position by position."""
     inputs = batch.inputs
     tokens, positions = inputs.token_ids.tolist(), inputs.positions.tolist()
-    everything = list(range(len(tokens)))
-    write_rows = everything if inputs.write_rows is None else inputs.write_rows.tolist()
-    slot_of = dict(zip(write_rows, inputs.write_slots.tolist(), strict=True))
+    slots = inputs.slots.tolist()
     logit_rows = inputs.logit_rows.tolist()
     spans = {span.row.key: span for span in batch.spans}
-    assert len(tokens) == sum(row.stop - row.start for row in plan.rows)
+    assert len(tokens) == len(slots) == sum(row.stop - row.start for row in plan.rows)
+    assert {x.dtype for x in (inputs.token_ids, inputs.positions, inputs.slots, inputs.logit_rows)} == {
+        torch.int64
+    }
     at = 0
     for row in sorted(plan.rows, key=lambda row: row.pages):
         here = range(at, at + row.stop - row.start)
@@ -55,13 +58,14 @@ def check(batch: Batch, plan: Plan, page_size: int) -> None:
         assert [positions[i] for i in here] == list(range(row.start, row.stop))
         for i, position in zip(here, range(row.start, row.stop), strict=True):
             slot = row.pages[position // page_size] * page_size + position % page_size
-            assert slot_of.get(i) == (slot if position >= row.write_from else None)
-        if row.logits_from == row.stop:
+            assert slots[i] == (slot if position >= row.write_from else -1)
+        if row.logits_from == row.logits_to:
             assert row.key not in spans
             continue
         span = spans[row.key]
         assert span.row is row
-        assert logit_rows[span.first : span.first + span.count] == list(here[row.logits_from - row.start :])
+        wanted = here[row.logits_from - row.start : row.logits_to - row.start]
+        assert logit_rows[span.first : span.first + span.count] == list(wanted)
     assert sum(span.count for span in batch.spans) == len(logit_rows)
 
 
@@ -95,18 +99,18 @@ def test_the_attention_plan_is_that_of_the_rows_in_their_order(data: st.DataObje
 
 def row_of(pages: tuple[int, ...], start: int, stop: int, name: str = "r") -> Row:
     tokens = tuple(range(start, stop))
-    return Row(SequenceKey(name, 0), tokens, start, stop, start, stop - 1, pages, True)
+    return Row(SequenceKey(name, 0), tokens, start, stop, start, stop - 1, pages, True, stop)
 
 
-def test_a_row_that_writes_all_it_computes_needs_no_list_of_rows() -> None:
-    batch = BatchBuilder(4, SPEC, OPS).build(Plan(0, (row_of((3, 1), 2, 7),), ()))
-    assert batch.inputs.write_rows is None
-    assert batch.inputs.write_slots.tolist() == [14, 15, 4, 5, 6]
-    assert batch.inputs.write_slots.dtype == torch.int64
+def test_a_row_is_written_from_where_it_says() -> None:
+    row = row_of((3, 1), 2, 7)
+    for write_from, slots in ((2, [14, 15, 4, 5, 6]), (4, [-1, -1, 4, 5, 6]), (7, [-1] * 5)):
+        batch = BatchBuilder(4, SPEC, OPS).build(Plan(0, (replace(row, write_from=write_from),), ()))
+        assert batch.inputs.slots.tolist() == slots
 
 
 def test_a_block_table_that_changed_is_taken_anew() -> None:
     builder = BatchBuilder(4, SPEC, OPS)
     for pages in ((3, 1), (3, 2), (5, 2, 6)):
         batch = builder.build(Plan(0, (row_of(pages, 4, 5),), ()))
-        assert batch.inputs.write_slots.tolist() == [pages[1] * 4]
+        assert batch.inputs.slots.tolist() == [pages[1] * 4]

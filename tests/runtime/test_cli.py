@@ -23,16 +23,18 @@ from radixlm.runtime.metrics import EngineInfo, EngineStats
 from radixlm.runtime.progress import EngineProgress
 from radixlm.runtime.prompts import Prompt
 from radixlm.runtime.sampling_params import SamplingParams
-from radixlm.runtime.types import Completion
+from radixlm.runtime.score_items import ScoreItem
+from radixlm.runtime.types import Completion, ItemScore, ScoredContinuation
 
 STATS = EngineStats(
-    prompt_tokens=1200, cached_tokens=1000, hit_rate=0.8333, optimal_hit_rate=0.85, generated_tokens=40,
+    prompt_tokens=1200, cached_tokens=1000, hit_rate=0.8333, optimal_hit_rate=0.85, hit_rate_of_optimal=0.98,
+    generated_tokens=40, computed_tokens=200,
     wall_s=2.5, prefill_tok_s=400.0, decode_tok_s=120.0, steps=9, preemptions=0, evicted_pages=0,
     peak_pages=80, num_pages=100, page_size=16, page_fill=0.97, radix_s=0.01, schedule_s=0.02, forward_s=2.0,
 )  # fmt: skip
 INFO = EngineInfo(
     model="smollm2-135m", family="llama", parameters=134_515_008, weight_bytes=538_000_000, dtype="float32",
-    num_pages=100, page_size=16, kv_bytes=2 << 30, max_context=2048, threads=2, deterministic=True,
+    num_pages=100, page_size=16, kv_bytes=2 << 30, max_context=2048, threads=2, quantization="none",
     attention="cpu",
 )  # fmt: skip
 
@@ -43,6 +45,7 @@ class EchoEngine:
 
     config: EngineConfig
     asked: list[tuple[Prompt, SamplingParams]] = field(default_factory=list)
+    scored: list[ScoreItem] = field(default_factory=list)
     closed: bool = False
 
     def generate(
@@ -69,6 +72,23 @@ class EchoEngine:
                 plain, text="", output_ids=(), finish_reason="error", error="9 tokens of at most 4"
             )
         return plain
+
+    def score(
+        self, context: Sequence[ScoreItem], *, on_progress: Callable[[EngineProgress], None] | None = None
+    ) -> list[ItemScore]:
+        """Each continuation is as likely as it is long; a context that says "too long" is refused."""
+        self.scored += context
+        return [self._scores(item) for item in context]
+
+    @staticmethod
+    def _scores(item: ScoreItem) -> ItemScore:
+        if item.context == "too long":
+            return ItemScore(item.id or "", (), 0, 0, "9 tokens of at most 4")
+        found = [
+            ScoredContinuation(f"{each}", (1, 2), (-0.5, -len(each)), -0.5 - len(each), -1.0, False)
+            for each in item.continuations
+        ]
+        return ItemScore(item.id or "", tuple(found), 3, 4)
 
     def stats(self) -> EngineStats:
         return STATS
@@ -98,6 +118,11 @@ class Desk:
         (self.folder / "in.jsonl").write_text(prompts)
         files = ["--prompts", f"{self.folder}/in.jsonl", "--output", f"{self.folder}/out.jsonl"]
         return main(["generate", *files, *flags], open_engine=open_engine or self.open_engine)
+
+    def score(self, items: str, *flags: str) -> int:
+        (self.folder / "in.jsonl").write_text(items)
+        files = ["--prompts", f"{self.folder}/in.jsonl", "--output", f"{self.folder}/out.jsonl"]
+        return main(["score", *files, *flags], open_engine=self.open_engine)
 
     @property
     def output(self) -> list[dict[str, object]]:
@@ -138,6 +163,7 @@ def test_every_flag_of_sampling_is_a_field() -> None:
         ("--load-format=dummy", "load_format", "dummy"),
         ("--device=cpu", "device", "cpu"),
         ("--dtype=bfloat16", "dtype", "bfloat16"),
+        ("--quantization=int8", "quantization", "int8"),
         ("--attention=cpu", "attention", "cpu"),
         ("--page-size=4", "page_size", 4),
         ("--kv-memory=1.5GiB", "kv_memory", parse_bytes("1536MiB")),
@@ -148,8 +174,6 @@ def test_every_flag_of_sampling_is_a_field() -> None:
         ("--chunk-size=16", "chunk_size", 16),
         ("--max-running=3", "max_running", 3),
         ("--max-context=99", "max_context", 99),
-        ("--deterministic", "deterministic", True),
-        ("--no-deterministic", "deterministic", False),
         ("--seed=5", "seed", 5),
         ("--threads=1", "threads", 1),
     ],
@@ -387,3 +411,97 @@ def test_help_of_every_command_can_be_made(capsys: pytest.CaptureFixture[str]) -
             build_parser().parse_args(arguments)
         assert caught.value.code == 0
         assert capsys.readouterr().out.startswith("usage: radixlm")
+
+
+def test_score_writes_a_line_for_each_item_in_order(desk: Desk) -> None:
+    lines = [
+        {"context": "Is it?", "continuations": [" yes", " no"], "id": 7, "namespace": "a", "priority": 2},
+        {"context_ids": [1, 2], "continuations": [[3], [4, 5]]},
+    ]
+    assert desk.score("\n".join(map(json.dumps, lines))) == 0
+    first, second = desk.output
+    assert list(first) == ["id", "continuations", "best", "cached_tokens", "computed_tokens"]
+    assert (first["id"], first["best"], first["cached_tokens"], first["computed_tokens"]) == (7, 1, 3, 4)
+    assert first["continuations"] == [
+        {
+            "text": " yes",
+            "logprob": -4.5,
+            "mean_logprob": -1.0,
+            "is_greedy": False,
+            "token_logprobs": [-0.5, -4],
+        },
+        {
+            "text": " no",
+            "logprob": -3.5,
+            "mean_logprob": -1.0,
+            "is_greedy": False,
+            "token_logprobs": [-0.5, -3],
+        },
+    ]
+    assert (second["id"], second["best"]) == ("1", 0)
+    [engine] = desk.engines
+    assert engine.scored == [
+        ScoreItem("Is it?", (" yes", " no"), salt="a", id="7", priority=2),
+        ScoreItem((1, 2), ((3,), (4, 5)), id="1"),
+    ]
+    assert engine.closed
+
+
+def test_score_writes_the_figures_of_the_run(desk: Desk) -> None:
+    stats = desk.folder / "stats.json"
+    assert desk.score('{"context": "a", "continuations": ["b"]}', "--stats", str(stats)) == 0
+    figures = json.loads(stats.read_text())
+    assert figures.keys() == {*(item.name for item in fields(EngineStats)), "items_per_s"}
+    assert figures["computed_tokens"] == 200
+    assert figures["items_per_s"] > 0
+
+
+def test_a_refused_item_has_an_error_and_makes_the_status_1(
+    desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    items = '{"context": "a", "continuations": ["b"]}\n{"context": "too long", "continuations": ["b"]}'
+    assert desk.score(items) == 1
+    assert desk.output[1] == {
+        "id": "1",
+        "continuations": [],
+        "best": None,
+        "cached_tokens": 0,
+        "computed_tokens": 0,
+        "error": "9 tokens of at most 4",
+    }
+    assert error_line(capsys) == (
+        "radixlm score: 1 of 2 items have an error; the first, 1: 9 tokens of at most 4"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{}", "line 1: needs exactly one of context, context_ids, got none of them"),
+        (
+            '{"context": "a", "context_ids": [1], "continuations": ["b"]}',
+            "line 1: needs exactly one of context, context_ids, got context and context_ids",
+        ),
+        ('{"context": "a"}', "line 1: needs continuations, got none"),
+        ('{"context": "a", "continuations": []}', "line 1: continuations must hold at least one, got none"),
+        ('{"context": "a", "continuations": ["b", ""]}', "line 1: continuation 1 is empty"),
+        ('{"context": 5, "continuations": ["b"]}', "line 1: context must be text, got 5"),
+        (
+            '{"context_ids": "a", "continuations": ["b"]}',
+            "line 1: token ids must be a list of integers, got 'a'",
+        ),
+        ('{"context": "a", "continuations": ["b"], "choices": 1}', "line 1: unknown key 'choices'"),
+        (
+            '{"context": "a", "continuations": ["b"], "id": 1}\n' * 2,
+            "line 2: id 1 is already the id of line 1",
+        ),
+        ("\n", "holds no items"),
+    ],
+)
+def test_a_faulty_item_is_found_before_the_model_is_loaded(
+    desk: Desk, capsys: pytest.CaptureFixture[str], line: str, message: str
+) -> None:
+    assert desk.score(line) == 2
+    assert message in error_line(capsys)
+    assert desk.engines == []
+    assert desk.files == set()

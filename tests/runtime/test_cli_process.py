@@ -15,9 +15,9 @@ LINE_FIELDS = {
     "id", "text", "output_ids", "prompt_tokens", "cached_tokens", "completion_tokens", "finish_reason",
 }  # fmt: skip
 STATS_FIELDS = {
-    "prompt_tokens", "cached_tokens", "hit_rate", "optimal_hit_rate", "generated_tokens", "wall_s",
-    "prefill_tok_s", "decode_tok_s", "steps", "preemptions", "evicted_pages", "peak_pages", "num_pages",
-    "page_size", "page_fill", "radix_s", "schedule_s", "forward_s",
+    "prompt_tokens", "cached_tokens", "hit_rate", "optimal_hit_rate", "hit_rate_of_optimal",
+    "generated_tokens", "wall_s", "prefill_tok_s", "decode_tok_s", "steps", "preemptions", "evicted_pages",
+    "peak_pages", "num_pages", "page_size", "page_fill", "radix_s", "schedule_s", "forward_s",
 }  # fmt: skip
 
 

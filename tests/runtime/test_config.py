@@ -32,10 +32,16 @@ def test_no_field_but_the_optional_ones_takes_none(name: str) -> None:
     assert refused(**{name: None}).startswith(f"{name} must be ")
 
 
-@pytest.mark.parametrize("name", ["prefix_cache", "deterministic"])
 @pytest.mark.parametrize("value", [0, 1, "true"])
-def test_a_switch_is_true_or_false(name: str, value: object) -> None:
-    assert refused(**{name: value}) == f"{name} must be true or false, got {value!r}"
+def test_a_switch_is_true_or_false(value: object) -> None:
+    assert refused(prefix_cache=value) == f"prefix_cache must be true or false, got {value!r}"
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"), [("dtype", "float32, bfloat16, float16"), ("quantization", "none, int8")]
+)
+def test_a_choice_that_there_is_not_is_refused_with_those_there_are(name: str, allowed: str) -> None:
+    assert refused(**{name: "int4"}) == f"{name} must be one of {allowed}, got 'int4'"
 
 
 @pytest.mark.parametrize("name", NUMBERS)

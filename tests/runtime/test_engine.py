@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -508,13 +509,13 @@ def test_an_unused_engine_has_figures_too(open_engine: OpenEngine) -> None:
 
 
 def test_an_engine_says_what_it_is(open_engine: OpenEngine) -> None:
-    engine = open_engine(deterministic=True)
+    engine = open_engine()
     info = engine.info()
     assert (info.model, info.family, info.dtype) == (engine.config.model, "llama", "float32")
-    assert info.weight_bytes == 4 * info.parameters > 0
+    assert 1 <= info.weight_bytes / (4 * info.parameters) < 1.2, "rows are padded to whole panels"
     assert info.kv_bytes == 64 * 2 * 2 * 4 * 12 * 4, "pages, keys and values, layers, slots, size, bytes"
     assert (info.num_pages, info.page_size, info.max_context) == (64, 4, 256)
-    assert info.deterministic
+    assert (info.attention, info.quantization) == ("cpu", "none")
     assert info.threads >= 1
 
 
@@ -553,3 +554,16 @@ def test_sampling_of_another_type_is_refused_with_what_came(open_engine: OpenEng
 def test_prompts_of_another_type_are_refused_with_what_came(open_engine: OpenEngine, prompts: Any) -> None:
     with pytest.raises(InvalidRequest, match="got"):
         open_engine().generate(prompts)
+
+
+def test_two_engines_work_at_the_same_time_on_two_threads(open_engine: OpenEngine) -> None:
+    sampling = greedy(12, logprobs=2)
+    batches: list[list[PromptInput]] = [
+        [numbers(3 + 5 * i, 10 * i) for i in range(6)],
+        [numbers(30), numbers(9, 50), numbers(30)],
+    ]
+    wanted = [open_engine().generate(batch, sampling) for batch in batches]
+    engines = [open_engine(), open_engine()]
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda engine, batch: engine.generate(batch, sampling), engines, batches))
+    assert found == wanted

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from radixlm.runtime.engine import NO_TOKEN, Engine
+from radixlm.runtime.engine import Engine
+from radixlm.runtime.outcomes import NO_TOKEN
 from radixlm.runtime.progress import EngineProgress
 from radixlm.runtime.prompts import PromptInput
 from radixlm.runtime.sampling_params import SamplingParams
@@ -200,12 +201,12 @@ def test_only_the_request_with_logits_that_are_no_numbers_fails(
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_pages_full_of_what_is_no_number_are_fit_for_others(
-    open_engine: OpenEngine, poisoned: Path, page_size: int, deterministic: bool
+    open_engine: OpenEngine, poisoned: Path, page_size: int, dtype: str
 ) -> None:
     """Nothing reads a slot that its own request, or an owner of the same prefix, has not written."""
-    options = {"page_size": page_size, "num_pages": 96 // page_size, "deterministic": deterministic}
+    options = {"page_size": page_size, "num_pages": 96 // page_size, "dtype": dtype}
     prompts: list[PromptInput] = [numbers(3 + 11 * i, 40 * i) for i in range(4)] + [numbers(9)]
     sampling = greedy(7, logit_bias=((POISON, -100.0),))
     wanted = open_engine(**options).generate(prompts, sampling)

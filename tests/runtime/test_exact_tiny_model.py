@@ -1,7 +1,7 @@
 """Caching, chunks, batches and pages are invisible: the whole product of them, on a tiny random Llama.
 
-Every engine gives the tokens of transformers' `generate`, and in deterministic mode the same bits of
-log-probabilities as every other.
+Every engine gives the tokens of transformers' `generate`, and the same bits of log-probabilities as every
+other; one that stores weights as bytes or in half precision gives the bits of every other that does so.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
 
 from radixlm.runtime.engine import Engine
 from radixlm.runtime.sampling_params import SamplingParams
@@ -63,7 +64,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     save_byte_tokenizer(folder)
     without_end(model)
     references = [reference(model, prompt, MAX_TOKENS) for prompt in PROMPTS]
-    with _engine(str(folder), deterministic=True) as engine:
+    with _engine(str(folder)) as engine:
         completions = engine.generate(PROMPTS, WITH_LOGPROBS)
     return Tiny(str(folder), references, completions)
 
@@ -89,12 +90,12 @@ def test_an_engine_with_default_options_gives_the_tokens_of_transformers(tiny: T
 @pytest.mark.parametrize("chunk", [16, 512])
 @pytest.mark.parametrize("page_size", [1, 4, 16, 64])
 @pytest.mark.parametrize("cache", ["cold and warm", "off", "tight"])
-def test_all_engines_give_equal_tokens_and_in_deterministic_mode_equal_bits(
+def test_all_engines_give_equal_tokens_and_equal_bits(
     tiny: Tiny, cache: str, page_size: int, chunk: int, batch: int
 ) -> None:
     pool = {"num_pages": _tight(page_size)} if cache == "tight" else {}
     options = {"page_size": page_size, "chunk_size": chunk, "max_running": batch, **pool}
-    with _engine(tiny.folder, deterministic=True, prefix_cache=cache != "off", **options) as engine:
+    with _engine(tiny.folder, prefix_cache=cache != "off", **options) as engine:
         for _ in range(2 if cache == "cold and warm" else 1):
             completions = engine.generate(PROMPTS, WITH_LOGPROBS)
             assert differences(tiny.references, completions) == []
@@ -109,23 +110,41 @@ def test_all_engines_give_equal_tokens_and_in_deterministic_mode_equal_bits(
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_the_tight_pool_of_the_product_also_preempts(tiny: Tiny, page_size: int) -> None:
     pool = {"page_size": page_size, "num_pages": _tight(page_size)}
-    with _engine(tiny.folder, deterministic=True, **pool) as engine:
+    with _engine(tiny.folder, **pool) as engine:
         engine.generate(PROMPTS, PLAIN)
         assert engine.stats().preemptions > 0
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
+def _other_ways(page_size: int) -> list[dict[str, Any]]:
+    """Engines that differ from the default one in what must not matter."""
+    return [
         {"page_size": 1, "chunk_size": 16},
         {"page_size": 64, "max_running": 1},
-        {"prefix_cache": False, "chunk_size": 16},
-        {"page_size": 4, "num_pages": _tight(4)},
-    ],
-    ids=str,
+        {"prefix_cache": False, "chunk_size": 7, "policy": "fcfs"},
+        {"page_size": page_size, "num_pages": _tight(page_size)},
+    ]
+
+
+@pytest.mark.parametrize(
+    "stored", [{"quantization": "int8"}, {"dtype": "bfloat16"}, {"dtype": "float16"}], ids=str
 )
-def test_without_deterministic_mode_the_tokens_are_still_equal(tiny: Tiny, options: dict[str, Any]) -> None:
-    with _engine(tiny.folder, deterministic=False, **options) as engine:
-        for _ in range(2):
-            assert differences(tiny.references, engine.generate(PROMPTS, PLAIN)) == []
+def test_engines_that_store_less_than_float32_give_equal_bits_too(tiny: Tiny, stored: dict[str, Any]) -> None:
+    with _engine(tiny.folder, **stored) as engine:
+        cold = engine.generate(PROMPTS, WITH_LOGPROBS)
+        warm = engine.generate(PROMPTS, WITH_LOGPROBS)
+    assert logprob_differences(cold, warm) == []
+    assert logprob_differences(tiny.completions, cold) != [], "they are not those of float32"
+    for options in _other_ways(4):
+        with _engine(tiny.folder, **stored, **options) as engine:
+            assert logprob_differences(cold, engine.generate(PROMPTS, WITH_LOGPROBS)) == [], options
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_number_of_threads_changes_no_bit(tiny: Tiny, threads: int) -> None:
+    before = torch.get_num_threads()
+    try:
+        with _engine(tiny.folder, threads=threads) as engine:
+            assert engine.info().threads == threads
+            assert logprob_differences(tiny.completions, engine.generate(PROMPTS, WITH_LOGPROBS)) == []
+    finally:
+        torch.set_num_threads(before)

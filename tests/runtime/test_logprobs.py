@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixlm.runtime.logprobs import best_ids, token_logprobs
+from radixlm.runtime.logprobs import best_ids, slot_values, token_logprobs, values_after
 
 INF = math.inf
 
@@ -97,6 +97,49 @@ def test_logits_are_only_read_and_no_rows_give_nothing() -> None:
     token_logprobs(logits, [1, 2], 3)
     assert torch.equal(logits, copy)
     assert token_logprobs(logits[:0], [], 3) == []
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("size", [5, 1003, 49_153])
+def test_the_value_of_a_slot_is_the_top_list_of_one_in_any_batch(size: int, threads: int) -> None:
+    logits = _logits(37, size, seed=5)
+    token_ids = [(7 * i) % size for i in range(37)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        values = slot_values(logits, token_ids)
+        for value, entry in zip(values, token_logprobs(logits, token_ids, 1), strict=True):
+            assert (entry.logprob, entry.top) == (value.logprob, ((value.best_id, value.best_logprob),))
+        for first, count in ((0, 1), (3, 2), (5, 16), (20, 17), (36, 1)):
+            part = slice(first, first + count)
+            assert slot_values(logits[part].clone(), token_ids[part]) == values[part]
+        assert values_after(logits[4], [token_ids[4], 0])[0] == values[4]
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_several_tokens_after_one_row_have_the_values_they_have_alone() -> None:
+    logits = _logits(1, 300)
+    expected = [slot_values(logits, [token])[0] for token in (7, 0, 299, 7)]
+    assert values_after(logits[0], [7, 0, 299, 7]) == expected
+
+
+@pytest.mark.parametrize("wrong", [math.nan, INF, None])
+def test_a_row_that_is_no_distribution_has_no_best_value(wrong: float | None) -> None:
+    logits = _logits(3, 20)
+    alone = slot_values(logits, [1, 2, 3])
+    logits[1] = -INF if wrong is None else logits[1]
+    logits[1, 5] = -INF if wrong is None else wrong
+    first, broken, last = slot_values(logits, [1, 2, 3])
+    assert (first, last) == (alone[0], alone[2])
+    assert math.isnan(broken.best_logprob)
+
+
+def test_ties_for_the_best_go_to_the_lower_id() -> None:
+    assert [value.best_id for value in slot_values(torch.tensor([[1.0, 3.0, 3.0, 3.0]] * 2), [3, 0])] == [
+        1,
+        1,
+    ]
 
 
 @settings(max_examples=60, deadline=None)

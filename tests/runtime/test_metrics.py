@@ -12,7 +12,7 @@ from radixlm.runtime.types import Plan, Row, SequenceKey
 
 def row(name: str, start: int, stop: int) -> Row:
     tokens = tuple(range(start, stop))
-    return Row(SequenceKey(name, 0), tokens, start, stop, start, stop - 1, (0, 1), True)
+    return Row(SequenceKey(name, 0), tokens, start, stop, start, stop - 1, (0, 1), True, stop)
 
 
 def plan(*rows: Row) -> Plan:
@@ -52,7 +52,7 @@ def test_rates_are_shares_of_prompt_tokens() -> None:
     meter.count_batch(100, 60.0)
     meter.count_batch(100, 20.0)
     stats = stats_of(meter, prompt_tokens=200, cached_tokens=50)
-    assert (stats.hit_rate, stats.optimal_hit_rate) == (0.25, 0.4)
+    assert (stats.hit_rate, stats.optimal_hit_rate, stats.hit_rate_of_optimal) == (0.25, 0.4, 0.625)
 
 
 def test_shares_of_nothing_are_nothing() -> None:
@@ -60,11 +60,12 @@ def test_shares_of_nothing_are_nothing() -> None:
     shares = (
         stats.hit_rate,
         stats.optimal_hit_rate,
+        stats.hit_rate_of_optimal,
         stats.page_fill,
         stats.prefill_tok_s,
         stats.decode_tok_s,
     )
-    assert shares == (0.0,) * 5
+    assert shares == (0.0,) * 6
 
 
 def test_a_stopwatch_adds_up_what_lies_between_start_and_stop(monkeypatch: pytest.MonkeyPatch) -> None:

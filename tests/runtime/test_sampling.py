@@ -43,7 +43,7 @@ def _random_logits(rows: int, size: int, seed: int = 0, scale: float = 3.0) -> t
 
 def test_greedy_takes_the_largest_and_the_lowest_id_of_a_tie() -> None:
     sampled = sample(torch.tensor([[0.0, 3.0, 3.0], [5.0, 3.0, 5.0], [-1.0, -2.0, -1.0]]), [_row()] * 3)
-    assert sampled == Sampled([1, 0, 0], [None] * 3, [False] * 3)
+    assert sampled == Sampled([1, 0, 0], [None] * 3, [False] * 3, [None] * 3)
 
 
 @pytest.mark.parametrize("size", [1, 3, 17, 64, 1000])
@@ -64,7 +64,7 @@ def test_a_temperature_just_above_greedy_still_takes_the_best() -> None:
 
 
 def test_no_rows_give_an_empty_result() -> None:
-    assert sample(torch.zeros(0, 5), []) == Sampled([], [], [])
+    assert sample(torch.zeros(0, 5), []) == Sampled([], [], [], [])
 
 
 # -- bias
@@ -154,7 +154,7 @@ def test_a_draw_never_gives_a_forbidden_end() -> None:
 def test_a_row_with_nothing_left_to_choose_is_bad() -> None:
     for temperature in (0.0, 1.0):
         params = SamplingParams(temperature=temperature, min_tokens=1, logprobs=0)
-        assert sample(torch.zeros(1, 1), [_row(params, eos=[0])]) == Sampled([-1], [None], [True])
+        assert sample(torch.zeros(1, 1), [_row(params, eos=[0])]) == Sampled([-1], [None], [True], [None])
 
 
 # -- bad rows
@@ -178,7 +178,7 @@ def test_a_row_without_usable_logits_is_bad_and_leaves_its_mates_alone(
 
 def test_a_masked_token_does_not_make_a_row_bad() -> None:
     sampled = sample(torch.tensor([[-INF, 1.0], [-INF, 1.0]]), [_row(), _row(SamplingParams())])
-    assert sampled == Sampled([1, 1], [None, None], [False, False])
+    assert sampled == Sampled([1, 1], [None, None], [False, False], [None, None])
 
 
 # -- log-probabilities
@@ -263,6 +263,20 @@ def _random_row(draw: random.Random, size: int) -> SampleRow:
     return SampleRow(params, prompt, output, (size - 1,), draw.random())
 
 
+def test_the_value_of_a_row_is_its_token_beside_the_best_of_its_raw_logits() -> None:
+    logits = torch.tensor([[0.0, 2.0, 1.0]]).repeat(4, 1)
+    asked = [None, 0, 1, 2]
+    rows = [_row(SamplingParams(temperature=0.0, logprobs=top, logit_bias={2: 50.0})) for top in asked]
+    sampled = sample(logits, rows)
+    assert sampled.token_ids == [2] * 4
+    first, *rest = sampled.values
+    assert first is None
+    assert len(set(rest)) == 1
+    assert rest[0] is not None
+    assert (rest[0].best_id, rest[0].logprob) == (1, sampled.logprobs[1].logprob)  # type: ignore[union-attr]
+    assert rest[0].best_logprob == pytest.approx(rest[0].logprob + 1.0)
+
+
 @settings(max_examples=80, deadline=None)
 @given(st.integers(0, 10**9), st.sampled_from([1, 2, 7, 33, 1500]), st.integers(1, 6))
 def test_a_row_gives_the_same_bits_alone_and_in_any_batch(seed: int, size: int, count: int) -> None:
@@ -280,7 +294,8 @@ def test_a_row_gives_the_same_bits_alone_and_in_any_batch(seed: int, size: int, 
     order = draw.sample(range(count), count)
     shuffled = sample(logits[order], [rows[i] for i in order])
     for i in range(count):
-        expected = Sampled([together.token_ids[i]], [together.logprobs[i]], [together.bad[i]])
+        parts = (together.token_ids, together.logprobs, together.bad, together.values)
+        expected = Sampled(*([part[i]] for part in parts))
         place = order.index(i)
         assert sample(logits[i : i + 1].clone(), [rows[i]]) == expected
         assert shuffled.token_ids[place] == together.token_ids[i]

@@ -50,6 +50,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt=st.sampled_from(("", "", "a")),
         choices=st.integers(1, 2),
         prompt_logprobs_start=st.sampled_from((None, None, 0, 3)),
+        shared=st.sampled_from((None, 0, 4)),
+        logprobs=st.sampled_from((None, None, 1, 2)),
     )
     def add(
         self,
@@ -59,6 +61,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt: str,
         choices: int,
         prompt_logprobs_start: int | None,
+        shared: int | None,
+        logprobs: int | None,
     ) -> SequenceKey | MultipleResults[SequenceKey]:
         name = f"request {len(self.sim.histories)}"
         try:
@@ -71,6 +75,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                     request_id=name,
                     index=index,
                     prompt_logprobs_start=prompt_logprobs_start,
+                    shared=shared,
+                    logprobs=logprobs,
                 )
                 for index in range(choices)
             ]
@@ -80,6 +86,22 @@ class SchedulerMachine(RuleBasedStateMachine):
             )
             return multiple()
         return multiple(*added)
+
+    @rule(
+        target=keys,
+        context=PROMPTS,
+        continuations=st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=4), min_size=1, max_size=3),
+        priority=st.sampled_from((0, 0, 1)),
+    )
+    def score(
+        self, context: list[int], continuations: list[list[int]], priority: int
+    ) -> MultipleResults[SequenceKey]:
+        try:
+            return multiple(*self.sim.score(context, continuations, priority=priority))
+        except TooLarge:
+            longest = len(context) + max(map(len, continuations))
+            assert longest > self.sim.scheduler.max_length, "refused although it fits"
+            return multiple()
 
     @rule(key=consumes(keys))
     def abort(self, key: SequenceKey) -> None:

@@ -7,13 +7,18 @@ property tests see them is tests/test_faults.py's to show. What must hold: with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
+import torch
+from torch import Tensor
+
 from radixlm.kernels import plan as plans
+from radixlm.kernels.cpu_attention import CpuPlan, PlanSlot
+from radixlm.kernels.cpu_replay import _Workspace
 from radixlm.kernels.plan import Ints
 from radixlm.radix import cache as caches
 from radixlm.radix.cache import PrefixCache
@@ -25,9 +30,22 @@ from radixlm.runtime import batch as batches
 from radixlm.runtime.batch import Batch
 from radixlm.runtime.scheduler import Scheduler
 from radixlm.runtime.sequence import Sequence as Tokens
-from radixlm.runtime.types import FinishReason, Plan, Row, SequenceKey
+from radixlm.runtime.slot_logprobs import SlotLogprobs
+from radixlm.runtime.types import FinishReason, Plan, Row, SequenceKey, SlotValue
 
-World = Literal["cache", "copies", "namespaces", "scheduler", "plan", "merge", "attention", "batch"]
+World = Literal[
+    "cache",
+    "copies",
+    "namespaces",
+    "scheduler",
+    "values",
+    "plan",
+    "merge",
+    "attention",
+    "batch",
+    "bits",
+    "replay",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,6 +346,36 @@ def _shared_runs_are_a_page_too_long() -> Iterator[None]:
 
 
 @contextmanager
+def _shared_runs_end_at_any_page() -> Iterator[None]:
+    """What rows share ends inside a block of keys, so that their sums are cut elsewhere than alone."""
+    paying = plans._Cut._paying
+
+    def unaligned(self: plans._Cut, rows: int, depth: int, common: int) -> int:
+        self.options = replace(self.options, align_tokens=self.page_size)
+        return paying(self, rows, depth, common)
+
+    with _replaced(plans._Cut, "_paying", unaligned):
+        yield
+
+
+@contextmanager
+def _long_chunks_are_cut_at_their_first_page() -> Iterator[None]:
+    """The blocks of a long chunk begin where its queries do, those of a single token at position 0."""
+    tail = plans._Cut._tail
+
+    def cut(self: plans._Cut, row: int, depth: int) -> None:
+        first, last = self.query_at[row], self.query_at[row + 1]
+        whole = self.starts[row] // self.page_size
+        if last - first >= 8 and whole > depth:
+            self._segment(first, last, self.tables[row], depth, whole * self.page_size, -1)
+            depth = whole
+        tail(self, row, depth)
+
+    with _replaced(plans._Cut, "_tail", cut):
+        yield
+
+
+@contextmanager
 def _a_partial_is_left_out() -> Iterator[None]:
     """A query that has several partials is merged without its last one."""
     merge_table = plans._merge_table
@@ -357,6 +405,84 @@ def _logits_go_to_rows_as_they_came() -> Iterator[None]:
         yield
 
 
+# -- replay ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _a_replay_reads_the_plan_of_its_recording() -> Iterator[None]:
+    """Stale plan: later steps of a shape attend to the pages of the first one."""
+    change = PlanSlot.set
+
+    def keeps(self: PlanSlot, plan: CpuPlan) -> None:
+        change(self, getattr(self, "_plan", plan))
+
+    with _replaced(PlanSlot, "set", keeps):
+        yield
+
+
+@contextmanager
+def _memory_is_handed_out_while_it_is_in_use() -> Iterator[None]:
+    """Early free: everything that a recorded pass computes lies in the same place."""
+    take = _Workspace.take
+
+    def from_the_start(self: _Workspace, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        self.begin()
+        return take(self, shape, dtype)
+
+    with _replaced(_Workspace, "take", from_the_start):
+        yield
+
+
+# -- values beside slots ---------------------------------------------------------------------------
+
+
+@contextmanager
+def _taken_pages_keep_their_values() -> Iterator[None]:
+    """Stale value: a page that gets a new life still answers for the tokens it held before."""
+
+    def nothing(self: SlotLogprobs, pages: Iterable[int], start: int = 0) -> None: ...
+
+    with _replaced(SlotLogprobs, "clear", nothing):
+        yield
+
+
+@contextmanager
+def _copies_carry_a_value_too_many() -> Iterator[None]:
+    """Copy-on-write carries over the value of the first slot that does not match."""
+    copy = SlotLogprobs.copy
+
+    def one_more(self: SlotLogprobs, source: int, target: int, slots: int) -> None:
+        copy(self, source, target, slots + 1)
+
+    with _replaced(SlotLogprobs, "copy", one_more):
+        yield
+
+
+@contextmanager
+def _values_lie_a_slot_early() -> Iterator[None]:
+    """Off by one: a value lies beside the slot at whose position it arose, not beside its own token's."""
+    put = SlotLogprobs.put
+
+    def early(self: SlotLogprobs, pages: Sequence[int], start: int, values: Sequence[SlotValue]) -> None:
+        put(self, pages, max(0, start - 1), values)
+
+    with _replaced(SlotLogprobs, "put", early):
+        yield
+
+
+@contextmanager
+def _replays_ask_for_known_logits_again() -> Iterator[None]:
+    """After preemption a sequence has forgotten which of its logits were seen."""
+    drop = Tokens.drop
+
+    def forgets(self: Tokens) -> Lease:
+        self.logits_needed_from = min(self.logits_needed_from, self.first_value - 1)
+        return drop(self)
+
+    with _replaced(Tokens, "drop", forgets):
+        yield
+
+
 FAULTS: dict[str, Fault] = {
     "early free: pins hold nothing": Fault("cache", _pins_hold_nothing),
     "early free: a release gives back shared pages": Fault("cache", _release_gives_back_shared_pages),
@@ -374,9 +500,19 @@ FAULTS: dict[str, Fault] = {
     "abort: frees the pages of a step in flight": Fault("scheduler", _an_abort_frees_pages_at_once),
     "preemption: lost pages are forgotten": Fault("scheduler", _preemption_forgets_that_pages_are_lost),
     "write: starts a slot late": Fault("scheduler", _writing_starts_a_slot_late),
+    "stale value: a taken page keeps it": Fault("values", _taken_pages_keep_their_values),
+    "value: a copy carries one too many": Fault("values", _copies_carry_a_value_too_many),
+    "value: a slot early": Fault("values", _values_lie_a_slot_early),
+    "preemption: known logits are asked again": Fault("values", _replays_ask_for_known_logits_again),
     "causal offset: one more": Fault("plan", _causal_offset_is_one_more),
     "causal offset: one less": Fault("attention", _causal_offset_is_one_less),
     "shared run: a page too long": Fault("plan", _shared_runs_are_a_page_too_long),
+    "alignment: shared runs end at any page": Fault("bits", _shared_runs_end_at_any_page),
+    "alignment: long chunks are cut where they begin": Fault(
+        "bits", _long_chunks_are_cut_at_their_first_page
+    ),
+    "replay: the plan of the recording": Fault("replay", _a_replay_reads_the_plan_of_its_recording),
+    "replay: memory in use is handed out": Fault("replay", _memory_is_handed_out_while_it_is_in_use),
     "merge: a partial is left out": Fault("merge", _a_partial_is_left_out),
     "logits: another row's": Fault("batch", _logits_go_to_rows_as_they_came),
 }

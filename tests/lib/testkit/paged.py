@@ -100,7 +100,7 @@ def grow(page_size: int, specs: Sequence[Spec], seed: int = 0) -> Rows:
     return Rows(page_size, most, tuple(tables), tuple(spec.stop - spec.new for spec in specs), stops)
 
 
-def fill(rows: Rows, kv_heads: int, size: int, *, seed: int = 0) -> Pool:
+def fill(rows: Rows, kv_heads: int, size: int, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Pool:
     """Normal keys and values in the slots the rows use, NaN in all others; pages of a head lie together."""
     generator = torch.Generator().manual_seed(seed)
     shape = (2, kv_heads, rows.num_pages, rows.page_size, size)
@@ -110,8 +110,27 @@ def fill(rows: Rows, kv_heads: int, size: int, *, seed: int = 0) -> Pool:
         for i in range(stop):
             used[table[i // rows.page_size], i % rows.page_size] = True
     storage.masked_fill_(~used[None, None, :, :, None], torch.nan)
-    keys, values = storage.permute(0, 2, 1, 3, 4)
+    keys, values = storage.to(dtype).permute(0, 2, 1, 3, 4)
     return Pool(keys, values)
+
+
+def private(rows: Rows, pool: Pool, page_size: int, seed: int = 0) -> tuple[Rows, Pool]:
+    """The same rows with copies of their own of all they see, in shuffled pages of `page_size` slots. All else is
+    NaN."""
+    moved = replace(
+        grow(page_size, [Spec(stop, 1) for stop in rows.stops], seed), starts=rows.starts, stops=rows.stops
+    )
+    _, kv_heads, _, size = pool.keys.shape
+    storage = torch.full((2, kv_heads, moved.num_pages, page_size, size), torch.nan, dtype=pool.keys.dtype)
+    copied = Pool(*storage.permute(0, 2, 1, 3, 4))
+    for before, after, stop in zip(rows.tables, moved.tables, rows.stops, strict=True):
+        position = torch.arange(stop)
+        old, new = (
+            torch.tensor(table)[position // one.page_size] for table, one in ((before, rows), (after, moved))
+        )
+        for source, target in ((pool.keys, copied.keys), (pool.values, copied.values)):
+            target[new, :, position % page_size] = source[old, :, position % rows.page_size]
+    return moved, copied
 
 
 def make_queries(rows: Rows, heads: int, size: int, *, seed: int = 1) -> list[Tensor]:

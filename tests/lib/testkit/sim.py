@@ -3,13 +3,15 @@
 HashModel chooses the next token from the hash of the whole prefix (namespace included), so a token that
 was computed from wrong, stale or foreign keys and values differs from the one the request gets alone.
 HashPool keeps, per slot, the hash of the prefix whose last token was written there, and every row checks
-each slot it reads. Simulation drives a Scheduler with both and checks budgets and page counts on the way.
+each slot it reads. The value of a token (SlotValue) comes from the hash as well, so that what lies beside any
+slot can be checked. Simulation drives a Scheduler with both and checks budgets, page counts and values on the
+way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 from zlib import crc32
 
@@ -17,8 +19,18 @@ from radixlm.radix.cache import PrefixCache
 from radixlm.runtime.policy import Policy
 from radixlm.runtime.sampling_params import SamplingParams
 from radixlm.runtime.scheduler import Scheduler
-from radixlm.runtime.sequence import Sequence
-from radixlm.runtime.types import FinishReason, Namespace, Outcome, Plan, Request, Row, SequenceKey
+from radixlm.runtime.sequence import Sequence, connect
+from radixlm.runtime.slot_logprobs import SlotLogprobs
+from radixlm.runtime.types import (
+    FinishReason,
+    Namespace,
+    Outcome,
+    Plan,
+    Request,
+    Row,
+    SequenceKey,
+    SlotValue,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +53,12 @@ class HashModel:
         if self.eos_every and mixed % self.eos_every == 0:
             return self.vocab
         return mixed // 64 % self.vocab
+
+    def value(self, prefix: int, token: int) -> SlotValue:
+        """What the distribution after the prefix says of `token`; the numbers are exact as float32."""
+        best = self.next_token(prefix, 0)
+        most = -float(prefix % 997)
+        return SlotValue(most if token == best else most - 1.0 - hash((prefix, token)) % 1009, best, most)
 
     def outcome(self, seq: Sequence, states: list[int], most: int) -> Outcome:
         """The engine's side of a row that samples: up to `most` tokens, as if the rest were forced."""
@@ -117,9 +135,24 @@ class HashPool:
                 f"{row.key} reads slot {slot} of page {page} for position {position}: "
                 "it does not hold the key and value of that prefix"
             )
-        if not row.samples:
-            return Outcome(row.key)
-        return self.model.outcome(seq, states, min(self.burst, self.max_length - len(seq.tokens)))
+        outcome = Outcome(row.key)
+        if row.samples:
+            outcome = self.model.outcome(seq, states, min(self.burst, self.max_length - len(seq.tokens)))
+        return self._with_values(row, seq, states, outcome)
+
+    def _with_values(self, row: Row, seq: Sequence, states: list[int], outcome: Outcome) -> Outcome:
+        """As the engine does: values of the prompt where they are wanted, of a new token where it asked for
+        log-probabilities, and of the first tokens of its branches after a context."""
+        value, branches = self.model.value, ()
+        if seq.branches and row.logits_from < row.logits_to:
+            firsts = [branch.tokens[seq.prompt_len] for branch in seq.branches]
+            branches = tuple(value(states[-1], token) for token in firsts)
+        known = seq.tokens[: seq.prompt_len]
+        if seq.request.sampling.logprobs is not None:
+            known = seq.tokens + list(outcome.new_tokens[:1])
+        asked = [at + 1 for at in range(row.logits_from, row.logits_to) if at + 1 < len(known)]
+        values = tuple(value(states[at - 1], known[at]) for at in asked)
+        return replace(outcome, values=values, branch_values=branches)
 
 
 @dataclass(slots=True)
@@ -153,9 +186,17 @@ class Simulation:
         burst: int = 1,
     ) -> None:
         self.model = model or HashModel()
-        self.cache = PrefixCache(num_pages, page_size, eviction=eviction, enabled=prefix_cache)
+        self.values = SlotLogprobs(num_pages, page_size)
+        self.cache = PrefixCache(
+            num_pages, page_size, eviction=eviction, enabled=prefix_cache, values=self.values
+        )
         self.scheduler = Scheduler(
-            self.cache, policy=policy, chunk_size=chunk_size, max_running=max_running, max_context=max_context
+            self.cache,
+            self.values,
+            policy=policy,
+            chunk_size=chunk_size,
+            max_running=max_running,
+            max_context=max_context,
         )
         max_length = self.scheduler.max_length
         self.pool = HashPool(num_pages, page_size, self.model, max_length=max_length, burst=burst)
@@ -174,15 +215,48 @@ class Simulation:
         index: int = 0,
         request_id: str | None = None,
         prompt_logprobs_start: int | None = None,
+        logprobs: int | None = None,
+        shared: int | None = None,
     ) -> SequenceKey:
-        """Queue one sequence; raises what Scheduler.add raises. Without an id it gets a number."""
-        sampling = SamplingParams(max_tokens=max_tokens, prompt_logprobs_start=prompt_logprobs_start)
+        """Queue one sequence; raises what Scheduler.add raises. Without an id it gets a number. A member of a
+        batch is added in its turn, with what it has in common with the one before it."""
+        sampling = SamplingParams(
+            max_tokens=max_tokens, prompt_logprobs_start=prompt_logprobs_start, logprobs=logprobs
+        )
         name = str(len(self.histories)) if request_id is None else request_id
-        seq = Sequence(Request(name, tuple(prompt), sampling, salt=salt, priority=priority), index)
+        seq = Sequence(Request(name, tuple(prompt), sampling, salt=salt, priority=priority), index, shared)
+        self._queue(seq)
+        return seq.key
+
+    def score(
+        self,
+        context: Iterable[int],
+        continuations: Iterable[Iterable[int]],
+        *,
+        priority: int = 0,
+        salt: str = "",
+    ) -> list[SequenceKey]:
+        """Queue the sequences of one item to score; the keys of its continuations. Raises as `add`."""
+        request = Request(
+            str(len(self.histories)),
+            tuple(context),
+            SamplingParams(max_tokens=0),
+            salt=salt,
+            priority=priority,
+            continuations=tuple(map(tuple, continuations)),
+        )
+        sequences = [Sequence(request, index) for index in request.choices]
+        connect(sequences)
+        for seq in sequences:
+            self.scheduler.check(seq)
+        for seq in sequences:
+            self._queue(seq)
+        return [seq.key for seq in sequences if seq.index >= 0]
+
+    def _queue(self, seq: Sequence) -> None:
         self.scheduler.add(seq)
         self.live[seq.key] = seq
         self.histories[seq.key] = History(len(self.plans), seq)
-        return seq.key
 
     def plan(self) -> Plan | None:
         plan = self.scheduler.plan()
@@ -204,7 +278,7 @@ class Simulation:
         for row in plan.rows:
             history = self.histories[row.key]
             history.computed_tokens += row.stop - row.start
-            history.logits.extend(range(row.logits_from, row.stop))
+            history.logits.extend(range(row.logits_from, row.logits_to))
             if history.first_row_at is None:
                 history.first_row_at = plan.step
         self._collect(self.scheduler.commit(plan, outcomes))
@@ -245,6 +319,24 @@ class Simulation:
     def reason(self, key: SequenceKey) -> FinishReason | None:
         return self.histories[key].seq.finish_reason
 
+    def check_values(self) -> None:
+        """What lies beside a cached slot, and what a sequence knows, is a function of the prefix; a sequence
+        that ended by itself knows all it asked for."""
+        for namespace, tokens, pages in cached_paths(self.cache):
+            states = self.model.prefixes(namespace, tokens)
+            for at in range(len(tokens)):
+                for value in self.values.read(pages, at, at + 1):
+                    assert at > 0, "nothing predicts the first token"
+                    assert value == self.model.value(states[at - 1], tokens[at]), f"beside {tokens[: at + 1]}"
+        for history in self.histories.values():
+            seq = history.seq
+            states = self.model.prefixes(seq.request.namespace, seq.tokens)
+            for at, value in seq.values.items():
+                assert value == self.model.value(states[at - 1], seq.tokens[at]), f"known to {seq.key}"
+            if seq.finish_reason in ("stop", "length"):
+                wanted = range(seq.first_value, seq.prompt_len)
+                assert all(at in seq.values for at in wanted), f"{seq.key} ended without its values"
+
     def check_outputs(self) -> None:
         """Everything that ended by itself has the output it would have alone."""
         for key, history in self.histories.items():
@@ -278,4 +370,16 @@ class Simulation:
             del self.live[seq.key]
         cache = self.cache
         cache.check()
+        self.check_values()
         assert cache.free_pages + cache.cached_pages + cache.leased_pages == cache.num_pages, "pages are lost"
+
+
+def cached_paths(cache: PrefixCache) -> Iterable[tuple[Namespace, list[int], list[int]]]:
+    """Every run of the tree with all before it: namespace, tokens, pages."""
+    paths: dict[int, tuple[list[int], list[int]]] = {}
+    for node in cache._tree.nodes():
+        tokens, pages = paths[id(node.parent)] if node.parent is not None else ([], [])
+        tokens = tokens + [token for key in node.keys for token in key]
+        pages = pages + node.pages
+        paths[id(node)] = (tokens, pages)
+        yield node.namespace, tokens, pages
