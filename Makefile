@@ -1,11 +1,14 @@
 # Every target sets up what it needs. The first run makes .venv (some minutes, about 2.5 GB), later ones are quick.
 #
 #   make demo     questions for the default model, with reuse and speed
-#   make test     the tests                make bench        speed and reuse, against transformers
-#   make check    lint, types, contracts   make bench-exact  the whole table of equal tokens
-#                                          make bench-soak   memory, pages and ends over many requests
+#   make test     the tests                make bench         speed beside other runtimes, docs/benchmarks.md
+#   make check    lint, types, contracts   make bench-engine  reuse and overhead of the engine alone
+#                                          make bench-exact   the whole table of equal tokens
+#                                          make bench-soak    memory, pages and ends over many requests
 #
-# Benchmarks write to benchmarks/results/. Hit rates need MMLU's files: make bench DATA=FOLDER.
+# Benchmarks write to benchmarks/results/. make bench takes PEERS=vllm,openvino,llamacpp,transformers (default: the
+# last, which is here), PEERS_DIR=FOLDER (default: ~/peers), ROWS=shared,unique,..., QUICK=1, OUT=FILE.json, and
+# DATA=FOLDER, which holds mmlu/ and gsm8k/: scoring, quality and hit rates need it.
 #
 # TORCH is what pip installs first, so that the package's own range (torch>=2.11) is already met. Another build:
 # make install TORCH='torch==2.12.0 --index-url URL', with the index of that build.
@@ -18,12 +21,13 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
+INSTALLED_BENCH := $(VENV)/installed-bench
 PIP := $(BIN)/python -m pip install --quiet
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: install demo check test bench bench-exact bench-soak clean
+.PHONY: install demo check test bench bench-engine bench-exact bench-soak clean
 
 install: $(INSTALLED)
 
@@ -50,7 +54,17 @@ test: export OMP_WAIT_POLICY ?= passive
 test: install
 	$(BIN)/pytest
 
-bench: install
+OUT ?= benchmarks/results/bench.json
+bench: $(INSTALLED_BENCH)
+	$(BIN)/python -P benchmarks/bench.py --out $(OUT) $(if $(PEERS),--peers $(PEERS)) \
+		$(if $(PEERS_DIR),--peers-dir $(PEERS_DIR)) $(if $(ROWS),--rows $(ROWS)) \
+		$(if $(DATA),--data $(DATA)) $(if $(QUICK),--quick)
+
+$(INSTALLED_BENCH): $(INSTALLED)
+	$(PIP) -e '.[bench]'
+	touch $@
+
+bench-engine: install
 	$(BIN)/python -P benchmarks/bench_engine.py --out benchmarks/results/bench_engine.json $(if $(DATA),--data $(DATA))
 
 bench-exact: install

@@ -1,10 +1,9 @@
-"""Speed, reuse and overhead of the engine on the default model, and against transformers.
+"""Speed, reuse and overhead of the engine on the default model, by itself; bench.py puts it beside others.
 
     python -P benchmarks/bench_engine.py --out benchmarks/results/bench_engine.json --data FOLDER
 
-FOLDER holds MMLU's *_dev.csv and *_test.csv; without it the hit rates are left out. transformers takes
-minutes for its padded batch of 32, so it runs --peer-repeats times there. Whether results are equal is
-bench_exact.py's matter.
+FOLDER holds mmlu/ with *_dev.csv and *_test.csv; without it the hit rates are left out. Whether results are
+equal is bench_exact.py's matter.
 """
 
 from __future__ import annotations
@@ -18,25 +17,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from common import Report, command_line, say
 from engine_overhead import bookkeeping
 from engine_reuse import hit_rates, page_fill
-from engine_speed import against_transformers, deterministic_mode, prompt_processing, shared_decoding
+from engine_speed import shared_decoding
 
 PARTS = {
-    "deterministic": deterministic_mode,
     "decode": shared_decoding,
-    "prefill": prompt_processing,
     "overhead": bookkeeping,
     "hits": hit_rates,
     "fill": page_fill,
-    "transformers": against_transformers,
 }
 
 
 def main() -> int:
     parser = command_line(__doc__ or "")
-    parser.add_argument("--data", type=Path, metavar="FOLDER", help="MMLU's *_dev.csv and *_test.csv")
+    parser.add_argument("--data", type=Path, metavar="FOLDER", help="holds mmlu/")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run")
     parser.add_argument("--repeats", type=int, default=3, help="of everything timed (default: 3)")
-    parser.add_argument("--peer-repeats", type=int, default=1, help="of transformers' batch (default: 1)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: whether it runs, not what it says")
     report = Report("engine", parser.parse_args())
     for name in report.options.only:

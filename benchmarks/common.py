@@ -86,11 +86,12 @@ class Report:
         """Print the table, write the JSON file; the exit status."""
         print(_table(self.figures))
         if self.options.out is not None:
-            _write(self.options.out, self._record())
+            _write(self.options.out, self.record())
         failed = [figure.name for figure in self.figures if figure.holds is False]
         return 1 if failed and not self.options.report_only else 0
 
-    def _record(self) -> dict[str, object]:
+    def record(self) -> dict[str, object]:
+        """Everything, as the JSON file has it."""
         options = {k: v.name if isinstance(v, Path) else v for k, v in vars(self.options).items()}
         return {
             "benchmark": self.benchmark,

@@ -20,6 +20,7 @@ from radixlm.runtime.engine import Engine
 from radixlm.runtime.sampling_params import SamplingParams
 from radixlm.runtime.scheduler import Scheduler
 from radixlm.runtime.sequence import Sequence as Tokens
+from radixlm.runtime.slot_logprobs import SlotLogprobs
 from radixlm.runtime.types import Outcome, Plan, Request
 
 PAGE = 16
@@ -79,7 +80,10 @@ def page_fill(report: Report) -> None:
 def simulated_fill(lengths: Sequence[int], generated: int) -> list[float]:
     """Page fill after each step of the real scheduler and cache over prompts that share nothing."""
     cache = PrefixCache(sum(lengths) // PAGE // 4, PAGE)
-    scheduler = Scheduler(cache, policy="cache-aware", chunk_size=512, max_running=64, max_context=4096)
+    values = SlotLogprobs(cache.num_pages, PAGE)
+    scheduler = Scheduler(
+        cache, values, policy="cache-aware", chunk_size=512, max_running=64, max_context=4096
+    )
     for i, length in enumerate(lengths):
         prompt = tuple(range(i << 16, (i << 16) + length - generated))
         scheduler.add(Tokens(Request(f"fill-{i}", prompt, fixed_length(generated))))

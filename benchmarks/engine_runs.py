@@ -37,22 +37,6 @@ def fixed_length(tokens: int) -> SamplingParams:
     return SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
 
 
-def generate_seconds(engine: Engine, prompts: Sequence[Ids], tokens: int, *, cold: bool) -> float:
-    """The whole of `generate`, from prompts to completions."""
-    if cold:
-        engine.flush()
-    start = perf_counter()
-    completions = engine.generate(prompts, fixed_length(tokens))
-    seconds = perf_counter() - start
-    assert all(len(c.output_ids) == tokens for c in completions), "every row has the asked length"
-    return seconds
-
-
-def prefill_seconds(engine: Engine, prompt: Ids) -> float:
-    """From an empty cache to the first token of one prompt."""
-    return generate_seconds(engine, [prompt], 1, cold=True)
-
-
 @dataclass(frozen=True, slots=True)
 class Steps:
     """Steps in which every row decoded: seconds of each, and what the engine counted over all of them."""

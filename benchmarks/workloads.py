@@ -1,11 +1,14 @@
 """Prompts made in code: plain sentences from word lists, the same for a seed, and few-shot questions of MMLU.
 
-All are token ids, so that both sides of a comparison get the same ones. `encode` is a tokenizer's.
+All are token ids, so that both sides of a comparison get the same ones. `encode` is a tokenizer's. What is
+not made here lies in a folder of data sets: MMLU's `*_dev.csv` and `*_test.csv` in it or in `mmlu/`, GSM8K's
+`test.jsonl` in `gsm8k/`.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -78,6 +81,19 @@ def shared_prompts(
     return [stem + own for own in _unlike(encode, count, private - spread, private + spread, rng)]
 
 
+def shared_stem(encode: Encode, length: int, seed: int) -> Ids:
+    """What many prompts have in common; another one for another seed."""
+    return ids(encode, length, random.Random(1000 + seed))
+
+
+def with_tails(encode: Encode, stem: Ids, count: int, *, private: int = 20, seed: int = 0) -> list[Ids]:
+    """`stem` with `private` tokens, a fifth more or less, behind it, which no two prompts begin alike."""
+    spread = private // 5
+    return [
+        stem + own for own in _unlike(encode, count, private - spread, private + spread, random.Random(seed))
+    ]
+
+
 def unique_prompts(encode: Encode, count: int, length: int, *, seed: int = 0) -> list[Ids]:
     """Prompts of `length` tokens that have not even the first one in common."""
     return _unlike(encode, count, length, length, random.Random(seed))
@@ -130,6 +146,7 @@ def exact_prompts(encode: Encode, chat: Callable[[list[dict[str, str]]], list[in
 
 def mmlu_prompts(encode: Encode, folder: Path, *, subjects: int = 16, questions: int = 25) -> list[Ids]:
     """5-shot questions in file order: subject after subject, the first `questions` of each."""
+    folder = folder / "mmlu" if (folder / "mmlu").is_dir() else folder
     made: list[Ids] = []
     for dev in sorted(folder.glob("*_dev.csv"))[:subjects]:
         subject = dev.name.removesuffix("_dev.csv")
@@ -140,6 +157,21 @@ def mmlu_prompts(encode: Encode, folder: Path, *, subjects: int = 16, questions:
     if not made:
         raise SystemExit(f"{folder} holds no *_dev.csv and *_test.csv")
     return made
+
+
+def gsm8k_windows(encode: Encode, folder: Path, *, windows: int = 4, length: int = 512) -> list[Ids]:
+    """Solved problems in file order as one text, cut into windows."""
+    path = folder / "gsm8k" / "test.jsonl"
+    if not path.is_file():
+        raise SystemExit(f"{folder} holds no gsm8k/test.jsonl")
+    found: list[int] = []
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            row = json.loads(line)
+            found += encode(f"Question: {row['question']}\nAnswer: {row['answer']}\n\n")
+            if len(found) >= windows * length:
+                break
+    return [tuple(found[i * length : (i + 1) * length]) for i in range(windows)]
 
 
 def _rows(path: Path) -> list[list[str]]:
