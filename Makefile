@@ -4,6 +4,7 @@
 #   make test     the tests                make bench         speed beside other runtimes, docs/benchmarks.md
 #   make check    lint, types, contracts   make bench-engine  reuse and overhead of the engine alone
 #                                          make bench-exact   the whole table of equal tokens
+#                                          make bench-score   scores against transformers (needs DATA)
 #                                          make bench-soak    memory, pages and ends over many requests
 #
 # Benchmarks write to benchmarks/results/. make bench takes PEERS=vllm,openvino,llamacpp,transformers (default: the
@@ -27,7 +28,7 @@ PIP := $(BIN)/python -m pip install --quiet
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: install demo check test bench bench-engine bench-exact bench-soak clean
+.PHONY: install demo check test bench bench-engine bench-exact bench-score bench-soak clean
 
 install: $(INSTALLED)
 
@@ -69,6 +70,9 @@ bench-engine: install
 
 bench-exact: install
 	$(BIN)/python -P benchmarks/bench_exact.py --out benchmarks/results/bench_exact.json
+
+bench-score: install
+	$(BIN)/python -P benchmarks/bench_score.py --out benchmarks/results/bench_score.json --data $(DATA)
 
 bench-soak: install
 	$(BIN)/python -P benchmarks/bench_soak.py --out benchmarks/results/bench_soak.json

@@ -181,6 +181,13 @@ def test_forty_rows_on_five_levels_of_sharing_are_right() -> None:
     assert case.is_exact()
 
 
+@pytest.mark.parametrize("storage", STORAGES, ids=str)
+def test_a_long_context_is_read_as_exactly_as_a_short_one(storage: torch.dtype) -> None:
+    rows = grow(16, [Spec(5000, 1), Spec(5003, 3, parent=0, shared=300), Spec(4801, 1, parent=0, shared=300)])
+    pool, queries = fill(rows, 1, 64, dtype=storage), make_queries(rows, 3, 64)
+    assert Case(attention(3, 1), ALIGNED, rows, pool, queries).is_exact()
+
+
 def test_scores_of_thousands_do_not_overflow() -> None:
     case = make_case("mixed", 4)
     large = replace(case, queries=[one * 1e4 for one in case.queries])

@@ -115,8 +115,10 @@ def fill(rows: Rows, kv_heads: int, size: int, *, seed: int = 0, dtype: torch.dt
 
 
 def private(rows: Rows, pool: Pool, page_size: int, seed: int = 0) -> tuple[Rows, Pool]:
-    """The same rows with copies of their own of all they see, in shuffled pages of `page_size` slots. All else is
-    NaN."""
+    """The same rows with copies of their own of all they see, in shuffled pages of `page_size` slots.
+
+    All else is NaN.
+    """
     moved = replace(
         grow(page_size, [Spec(stop, 1) for stop in rows.stops], seed), starts=rows.starts, stops=rows.stops
     )
