@@ -68,7 +68,14 @@ def peer_rows(name: str, options: argparse.Namespace, logs: Path) -> list[Conten
 
 
 def _transformers(options: argparse.Namespace, logs: Path) -> list[Contender]:
-    rows = {"float32": False, "float32 continuous": True}
+    return _transformers_rows(options, logs, {"float32": False})
+
+
+def _transformers_continuous(options: argparse.Namespace, logs: Path) -> list[Contender]:
+    return _transformers_rows(options, logs, {"float32 continuous": True})
+
+
+def _transformers_rows(options: argparse.Namespace, logs: Path, rows: Mapping[str, bool]) -> list[Contender]:
     return [
         ChildPeer(
             "transformers",
@@ -144,6 +151,7 @@ def _names(text: str) -> list[str]:
 
 PEERS: Mapping[str, Callable[[argparse.Namespace, Path], Sequence[Contender]]] = {
     "transformers": _transformers,
+    "transformers-continuous": _transformers_continuous,
     "vllm": _vllm,
     "openvino": _openvino,
     "llamacpp": _llamacpp,

@@ -28,8 +28,8 @@ from .cpu_memory import zeros
 from .cpu_team import Team
 from .ops import PreparedPlan
 
-MOST_KEPT = 64
-"""Recordings that are kept: a few dozen kilobytes each."""
+MOST_KEPT = 256
+"""Recordings that are kept: some 40 kB each."""
 MOST_ROWS = 1024
 """Steps of more rows are not recorded: beside their work it would gain nothing."""
 _CHUNK = 8 << 20
@@ -47,11 +47,11 @@ class _Recording:
 
 
 class Recorder:
-    """Runs passes: the first of a shape as it is, the second to record it, later ones by replay."""
+    """Runs passes: each shape is recorded when it first comes, and replayed then and later."""
 
     def __init__(self, team: Team) -> None:
         self._team = team
-        self._known: OrderedDict[Hashable, _Recording | None] = OrderedDict()
+        self._known: OrderedDict[Hashable, _Recording] = OrderedDict()
         self._memory = _Workspace()
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -67,14 +67,9 @@ class Recorder:
         """
         assert isinstance(plan, CpuPlan), "a pass is run on what prepare made"
         key = (name, *(x.shape for x in inputs), len(plan.levels))
-        if key not in self._known:
-            self._keep(key, None)
-            return pass_(inputs, plan)
         if len(inputs[0]) > MOST_ROWS:
             return pass_(inputs, plan)
-        recording = self._known[key]
-        if recording is None:
-            recording = self._record(pass_, inputs, plan)
+        recording = self._known.get(key) or self._record(pass_, inputs, plan)
         self._keep(key, recording)
         for kept, given in zip(recording.inputs, inputs, strict=True):
             kept.copy_(given)
@@ -94,7 +89,7 @@ class Recorder:
             self._team.recording = None
         return _Recording(jobs, kept, slot, output)
 
-    def _keep(self, key: Hashable, recording: _Recording | None) -> None:
+    def _keep(self, key: Hashable, recording: _Recording) -> None:
         self._known[key] = recording
         self._known.move_to_end(key)
         if len(self._known) > MOST_KEPT:
