@@ -72,6 +72,7 @@ bench-exact: install
 	$(BIN)/python -P benchmarks/bench_exact.py --out benchmarks/results/bench_exact.json
 
 bench-score: install
+	@test -n "$(DATA)" || { echo "make bench-score DATA=FOLDER, see docs/benchmarks.md" >&2; exit 1; }
 	$(BIN)/python -P benchmarks/bench_score.py --out benchmarks/results/bench_score.json --data $(DATA)
 
 bench-soak: install

@@ -79,12 +79,16 @@ class PlanSlot:
     """Stands for any plan of as many queries and levels as the first: recorded jobs read the one it holds."""
 
     def __init__(self, plan: CpuPlan) -> None:
-        self.num_queries, self.page_size, self.levels = plan.num_queries, plan.page_size, plan.levels
+        self.num_queries, self.page_size = plan.num_queries, plan.page_size
+        self.levels = [None] * len(plan.levels)
         self.header = plan.header.copy()
 
     def set(self, plan: CpuPlan) -> None:
-        self._plan = plan  # its arrays are read until the next one comes
+        self._plan: CpuPlan | None = plan  # its arrays are read until `clear`
         self.header[:] = plan.header
+
+    def clear(self) -> None:
+        self._plan = None
 
 
 class CpuAttention:

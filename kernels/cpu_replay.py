@@ -75,6 +75,7 @@ class Recorder:
             kept.copy_(given)
         recording.plan.set(plan)
         self._team.play(recording.jobs)
+        recording.plan.clear()
         return recording.output
 
     def _record(self, pass_: Pass, inputs: Sequence[Tensor], plan: CpuPlan) -> _Recording:
@@ -109,7 +110,7 @@ class _Workspace:
 
     def begin(self) -> None:
         """A new recording: everything is free."""
-        self._chunk, self._used = 0, 0
+        self._used = [0] * len(self._chunks)
         self._free: dict[int, list[NDArray[np.uint8]]] = defaultdict(list)
 
     def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -122,10 +123,12 @@ class _Workspace:
         return torch.from_numpy(owner).view(dtype).view(tuple(shape))
 
     def _cut(self, size: int) -> NDArray[np.uint8]:
-        while self._chunk < len(self._chunks) and self._used + size > len(self._chunks[self._chunk]):
-            self._chunk, self._used = self._chunk + 1, 0
-        if self._chunk == len(self._chunks):
-            self._chunks.append(zeros((max(size, _CHUNK),), torch.uint8).numpy())
-        block = self._chunks[self._chunk][self._used : self._used + size]
-        self._used += size
-        return block
+        """From the first chunk that has room; a new one is a power of two, so that growing steps share it."""
+        fits = (i for i, chunk in enumerate(self._chunks) if self._used[i] + size <= len(chunk))
+        at = next(fits, len(self._chunks))
+        if at == len(self._chunks):
+            self._chunks.append(zeros((max(_CHUNK, 1 << (size - 1).bit_length()),), torch.uint8).numpy())
+            self._used.append(0)
+        start = self._used[at]
+        self._used[at] += size
+        return self._chunks[at][start : start + size]

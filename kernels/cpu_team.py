@@ -13,15 +13,21 @@ thread at a time calls `run`; a job's items may be done in any order and by any 
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable
-from functools import cached_property
+from functools import cache, cached_property
+from hashlib import sha256
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
-from numba import cfunc, njit, types
+from numba import njit, types
+from numba.core.ccallback import CFunc
+from numba.core.sigutils import normalize_signature
 from numpy.typing import NDArray
 
 from .cpu_ir import (
@@ -62,13 +68,13 @@ class Job:
 
     @cached_property
     def address(self) -> int:
-        signature = types.void(types.int64, types.int64)
-        try:
-            self._compiled = cfunc(signature, cache=True)(self._function)
-        except RuntimeError:  # no folder to keep compiled code in
-            self._compiled = cfunc(signature)(self._function)
-        address = self._compiled.address
-        assert address is not None, "a compiled function has an address"
+        normalize: Any = normalize_signature  # untyped, as is CFunc
+        signature = normalize(types.void(types.int64, types.int64))
+        made: Any = CFunc(self._function, signature, locals={}, options={})
+        _keep_compiled(made)
+        made.compile()
+        self._compiled = made  # the code lives as long as this does
+        address: int = made.address
         return address
 
 
@@ -77,10 +83,29 @@ def job(function: Callable[..., Any]) -> Job:
 
 
 def _compiled(function: Callable[..., Any]) -> Any:
+    made: Any = njit(function, nogil=True)
+    _keep_compiled(made)
+    return made
+
+
+def _keep_compiled(made: Any) -> None:
+    """Have what numba makes of a function kept on disk, for these very sources.
+
+    By itself numba looks at the function's own file, and would go on with old code for what that calls.
+    """
     try:
-        return njit(function, cache=True, nogil=True)
-    except RuntimeError:
-        return njit(function, nogil=True)
+        made.enable_caching()
+    except RuntimeError:  # no folder to keep it in
+        return
+    kept = made._cache._cache_file
+    kept._source_stamp = (*kept._source_stamp, _sources())
+
+
+@cache
+def _sources() -> str:
+    """A digest of all modules beside this one."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 @_compiled
@@ -214,12 +239,26 @@ class _Shared:
     def __init__(self, memory: Any, address: int) -> None:
         self._memory = memory
         self.address = address
+        _alive.add(self)
 
     def close_gate(self) -> None:
         _set(self.address + _GATE, _CLOSED)
 
     def stop(self) -> None:
         _set(self.address + _STOP, 1)
+
+
+_alive: WeakSet[_Shared] = WeakSet()
+
+
+def _after_fork() -> None:
+    """In a child there are no members, and nobody is in the middle of a job."""
+    for shared in _alive:
+        shared.close_gate()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 @_compiled

@@ -333,7 +333,10 @@ class Engine:
         try:
             yield prefix
         except BaseException:
-            self._give_up(prefix)
+            try:
+                self._give_up(prefix)
+            except Exception:  # interrupted in the middle of its own bookkeeping: it cannot go on
+                self._closed = True
             raise
 
     def _finish(self, collector: Collector | ScoreBatch, on_progress: OnProgress | None) -> None:

@@ -99,9 +99,13 @@ def as_prompts(prompts: PromptInput | Sequence[PromptInput]) -> list[Prompt | In
     return found
 
 
+_ID_LIMIT = 1 << 31
+"""More than any vocabulary has; ids below it fit into every array."""
+
+
 def as_token_ids(value: object) -> tuple[int, ...]:
     """A list of token ids as a tuple; integers of other libraries become plain ones."""
-    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes | bytearray):
         raise InvalidRequest(f"token ids must be a list of integers, got {quote(value)}")
     return tuple(_token_id(index, item) for index, item in enumerate(value))
 
@@ -120,6 +124,8 @@ def _token_id(index: int, item: SupportsIndex) -> int:
         token = -1
     if token < 0:
         raise InvalidRequest(f"token id {index} must be an integer of at least 0, got {quote(item)}")
+    if token >= _ID_LIMIT:
+        raise InvalidRequest(f"token id {index} must be below {_ID_LIMIT}, got {quote(item)}")
     return token
 
 

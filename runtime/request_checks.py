@@ -13,6 +13,7 @@ from itertools import chain
 from .errors import InvalidRequest
 from .prompts import Prompt
 from .sampling_params import SamplingParams
+from .text import quote
 from .types import Request
 
 
@@ -47,7 +48,9 @@ def check_request(request: Request, vocab_size: int) -> None:
     ids = chain(request.prompt_ids, *request.continuations)
     wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
     if wrong is not None:
-        raise InvalidRequest(f"token id {wrong} is not in the vocabulary, ids are 0 to {vocab_size - 1}")
+        raise InvalidRequest(
+            f"token id {quote(wrong)} is not in the vocabulary, ids are 0 to {vocab_size - 1}"
+        )
     start = request.sampling.prompt_logprobs_start
     if start is not None and start > len(request.prompt_ids):
         raise InvalidRequest(

@@ -108,7 +108,6 @@ class RotaryTable:
             raise InvalidConfig(f"max_context of {length} does not fit into memory") from error
 
 
-
 def _frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
     base = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
     if rope.freq_factors is not None:

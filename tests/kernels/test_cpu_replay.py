@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from radixlm.kernels.cpu import cpu_ops
 from radixlm.kernels import cpu_replay
+from radixlm.kernels.cpu import cpu_ops
 from radixlm.kernels.cpu_replay import MOST_ROWS
 from radixlm.kernels.ops import Ops, PreparedPlan
 from radixlm.kernels.plan import AttentionSpec, build_plan, order_rows
@@ -183,3 +184,13 @@ def test_what_a_row_gives_that_is_no_number_does_not_outlive_its_step() -> None:
         found = step.run(replayed)
         torch.testing.assert_close(found, step.run(eager), rtol=0, atol=0, equal_nan=True)
         assert bool(found[[0, 2, 3]].isfinite().all())
+
+
+def test_the_workspace_of_growing_steps_takes_no_more_than_a_few_times_the_largest() -> None:
+    memory = cpu_replay._Workspace()
+    for rows in range(700, 900):
+        memory.begin()
+        kept = [memory.take((rows, width), torch.float32) for width in (3072, 1536, 960, 576)]
+        addresses = sorted((x.data_ptr(), x.nbytes) for x in kept)
+        assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(addresses))
+    assert sum(map(len, memory._chunks)) <= 64 << 20

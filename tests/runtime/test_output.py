@@ -127,7 +127,10 @@ def test_random_numbers_depend_on_choice_and_position_and_a_greedy_row_draws_non
     assert stream_of(temperature=0.0).sample_row().uniform == 0.0
 
 
-@given(text=st.text(alphabet="abд€", max_size=20), stops=st.lists(st.text("abд", min_size=1, max_size=3)))
+@given(
+    text=st.text(alphabet="abд€", max_size=20),
+    stops=st.lists(st.text("abд", min_size=1, max_size=3), max_size=32),
+)
 def test_joined_text_is_what_comes_before_the_first_stop(text: str, stops: list[str]) -> None:
     events, last = run(stream_of(stop=tuple(stops)), ids(text))
     shown = text_of(events, last)

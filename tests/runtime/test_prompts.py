@@ -45,6 +45,7 @@ def test_an_empty_prompt_is_refused(empty: object) -> None:
     ("wrong", "message"),
     [
         ([1, -2], "token id 1 must be an integer of at least 0, got -2"),
+        ([1, 1 << 63], "token id 1 must be below 2147483648, got 9223372036854775808"),
         ([True], "token id 0 must be an integer of at least 0, got True"),
         ([1.5], "token id 0 must be an integer of at least 0, got 1.5"),
         (17, "token ids must be a list of integers, got 17"),

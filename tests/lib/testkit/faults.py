@@ -412,9 +412,10 @@ def _logits_go_to_rows_as_they_came() -> Iterator[None]:
 def _a_replay_reads_the_plan_of_its_recording() -> Iterator[None]:
     """Stale plan: later steps of a shape attend to the pages of the first one."""
     change = PlanSlot.set
+    first: dict[int, CpuPlan] = {}
 
     def keeps(self: PlanSlot, plan: CpuPlan) -> None:
-        change(self, getattr(self, "_plan", plan))
+        change(self, first.setdefault(id(self), plan))
 
     with _replaced(PlanSlot, "set", keeps):
         yield
