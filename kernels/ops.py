@@ -36,7 +36,7 @@ class Ops:
     """plan_options: how this backend wants its plans cut. Activations are float32 on a CPU.
     pack_linear(weight (N, K), bias (N) or None) -> Linear over (T, K); takes ownership of the weight.
     take_rows(table (V, K), ids (T) int64) -> (T, K).
-    rms_norm(x (..., K), weight (K), eps) -> (..., K).
+    rms_norm(x (T, K), weight (K), eps) -> (T, K).
     add_rms_norm(x (T, K), residual (T, K), weight, eps) -> (normed, x + residual).
     turn_and_write(qkv (T, (H + 2 G) D), norms, angles, positions (T), slots (T), k_pages, v_pages) -> q
         (T, H, D): queries and keys are normed (norms: weights of both (D) and eps, or None) and turned by

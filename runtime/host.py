@@ -1,7 +1,7 @@
 """What the engine asks of the machine: threads, and memory that is kept rather than returned.
 
 Both are settings of the whole process, made when an engine is opened. What must be set before torch is
-loaded, OpenMP's wait policy, is the command line's (cli.py).
+loaded, OpenMP's wait policy, is environment.py's.
 """
 
 from __future__ import annotations

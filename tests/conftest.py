@@ -9,8 +9,8 @@ import os
 if not glob.glob("/dev/nvidia[0-9]*"):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# As the command line sets them: oneDNN reads these when torch is first imported, and would keep a compiled
-# kernel for every number of rows that any test has run.
+# oneDNN, which the transformers reference computes with, reads these when torch is first imported, and would
+# keep a compiled kernel for every number of rows that any test has run.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "32")
 os.environ.setdefault("LRU_CACHE_CAPACITY", "32")
 
