@@ -163,9 +163,9 @@ def trees(draw: st.DrawFn) -> Rows:
 def test_whatever_shares_with_whatever_the_values_are_right(
     rows: Rows, aligned: bool, storage: torch.dtype
 ) -> None:
-    pool, queries = fill(rows, 1, 16, dtype=storage), make_queries(rows, 3, 16)
+    pool, queries = fill(rows, 8, 16, dtype=storage), make_queries(rows, 24, 16)
     options = ALIGNED if aligned else eager(rows.page_size)
-    assert Case(attention(3, 1), options, rows, pool, queries).is_exact()
+    assert Case(attention(24, 8), options, rows, pool, queries).is_exact()
 
 
 def test_forty_rows_on_five_levels_of_sharing_are_right() -> None:
