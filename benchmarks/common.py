@@ -69,6 +69,9 @@ class Report:
     def holds(self, name: str, problems: Sequence[str], count: int) -> None:
         """`count` comparisons were made, and these did not come out."""
         measured = f"{count - len(problems)} of {count}"
+        if problems:
+            self.keep(f"{name}: problems", problems=list(problems))
+            say(f"{name}: {problems[0]}")
         self._add(name, f"{count} of {count}", measured, count - len(problems), not problems)
 
     def note(self, name: str, measured: str, value: float | None = None) -> None:

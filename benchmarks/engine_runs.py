@@ -53,23 +53,25 @@ def decode_steps(engine: Engine, prompts: Sequence[Ids], steps: int) -> Steps:
     names = [f"run-{next(_numbers)}" for _ in prompts]
     # Rows whose prompt comes first decode while others still prefill, a token a step.
     sampling = fixed_length(steps + 2 + sum(map(len, prompts)) // engine.config.chunk_size + len(prompts))
-    for name, prompt in zip(names, prompts, strict=True):
-        engine.add(Request(name, prompt, sampling))
-    waiting = set(names)
-    while waiting:
-        waiting -= {event.request_id for event in engine.step() if event.token_ids}
-    engine.step()
-    before, seconds = engine.stats(), []
-    for _ in range(steps):
-        start = perf_counter()
-        events = engine.step()
-        seconds.append(perf_counter() - start)
-        assert len(events) == len(prompts), "every row decodes in every step that is timed"
-    counted = difference(before, engine.stats())
-    for name in names:
-        engine.abort(name)
-    while engine.has_work:
+    try:
+        for name, prompt in zip(names, prompts, strict=True):
+            engine.add(Request(name, prompt, sampling))
+        waiting = set(names)
+        while waiting:
+            waiting -= {event.request_id for event in engine.step() if event.token_ids}
         engine.step()
+        before, seconds = engine.stats(), []
+        for _ in range(steps):
+            start = perf_counter()
+            events = engine.step()
+            seconds.append(perf_counter() - start)
+            assert len(events) == len(prompts), "every row decodes in every step that is timed"
+        counted = difference(before, engine.stats())
+    finally:
+        for name in names:
+            engine.abort(name)
+        while engine.has_work:
+            engine.step()
     return Steps(seconds, counted)
 
 

@@ -21,7 +21,7 @@ def growth(setting: Setting, *, quick: bool) -> None:
     """Milliseconds of a decode step over shared length, batch and pool size."""
     lengths = (0, 96) if quick else (0, 256, 512, 1024, 2048, 4096)
     batches = (1, 3) if quick else (1, 2, 4, 8, 16, 32, 64)
-    pools = (64 << 20, 256 << 20) if quick else (64 << 20, 256 << 20, 1 << 30, 4 << 30)
+    pools = (64 << 20, 256 << 20) if quick else (128 << 20, 512 << 20, 2 << 30, 4 << 30)
     rows, shared = setting.sizes.at_once, setting.sizes.shared
     curves: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for contender in _ours(setting):
