@@ -12,21 +12,55 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .runtime.config import EngineConfig
     from .runtime.engine import Engine
+    from .runtime.errors import (
+        EngineStopped,
+        InvalidConfig,
+        InvalidModel,
+        InvalidRequest,
+        RadixError,
+        TooLarge,
+    )
+    from .runtime.prompts import Prompt
     from .runtime.sampling_params import SamplingParams
     from .runtime.score_items import ScoreItem
-    from .runtime.types import Completion, ItemScore
+    from .runtime.types import Completion, ItemScore, ScoredContinuation, TokenLogprob
 
 __version__ = "0.1.0"
 
-__all__ = ["Completion", "Engine", "EngineConfig", "ItemScore", "SamplingParams", "ScoreItem"]
+__all__ = [
+    "Completion",
+    "Engine",
+    "EngineConfig",
+    "EngineStopped",
+    "InvalidConfig",
+    "InvalidModel",
+    "InvalidRequest",
+    "ItemScore",
+    "Prompt",
+    "RadixError",
+    "SamplingParams",
+    "ScoreItem",
+    "ScoredContinuation",
+    "TokenLogprob",
+    "TooLarge",
+]
 
 _HOME = {
     "Completion": ".runtime.types",
     "Engine": ".runtime.engine",
     "EngineConfig": ".runtime.config",
+    "EngineStopped": ".runtime.errors",
+    "InvalidConfig": ".runtime.errors",
+    "InvalidModel": ".runtime.errors",
+    "InvalidRequest": ".runtime.errors",
     "ItemScore": ".runtime.types",
+    "Prompt": ".runtime.prompts",
+    "RadixError": ".runtime.errors",
     "SamplingParams": ".runtime.sampling_params",
     "ScoreItem": ".runtime.score_items",
+    "ScoredContinuation": ".runtime.types",
+    "TokenLogprob": ".runtime.types",
+    "TooLarge": ".runtime.errors",
 }
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .cpu_attention import BLOCK, CpuAttention
 from .cpu_fused import CpuFused
-from .cpu_ir import HAS_FLOAT16
+from .cpu_ir import HAS_FLOAT16, PANEL
 from .cpu_linear import ByteLinear, PackedLinear
 from .cpu_memory import Arena, zeros
 from .cpu_replay import Recorder
@@ -56,7 +56,11 @@ def cpu_ops(
 
     return Ops(
         name="cpu",
-        plan_options=PlanOptions(align_tokens=BLOCK),
+        device=torch.device("cpu"),
+        plan_options=PlanOptions(
+            align_tokens=BLOCK, queries_a_tile=max(1, PANEL // (num_heads // num_kv_heads))
+        ),
+        upload=lambda tensors: tensors,
         pack_linear=pack_linear,
         take_rows=fused.take_rows,
         rms_norm=fused.rms_norm,
@@ -67,5 +71,6 @@ def cpu_ops(
         zeros=zeros,
         prepare=attention.prepare,
         attend=attention.attend,
+        sample=None,
         run_pass=recorder.run,
     )

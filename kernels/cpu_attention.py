@@ -7,7 +7,8 @@ and values are read once for all. The next level, at last the query's own tail, 
 segment before it left them. What a query computes is therefore the same sequence of operations whatever it
 shares with whom, and so are its bits. Shared segments must end at a multiple of BLOCK (PlanOptions).
 
-Runs of pages that lie side by side in memory are read in place, others are gathered block by block.
+Runs of pages that lie side by side in memory are read in place, others are gathered block by block. Items of
+few lanes go another way to the same bits (cpu_few_lanes.py).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .cpu_few_lanes import fold_few, outputs_few, scores_few, scratch_few
 from .cpu_fused import Empty
 from .cpu_gemm import product
 from .cpu_ir import (
@@ -33,15 +35,13 @@ from .cpu_ir import (
     rows_at_once,
     words,
 )
-from .cpu_softmax import softmax_block
+from .cpu_softmax import BLOCK as BLOCK  # read by those who make plans
+from .cpu_softmax import FEW, UNMASKED, softmax_block
 from .cpu_team import Team, job
 from .ops import PreparedPlan
 from .plan import AttentionPlan
 
-BLOCK = 64
-"""Keys that are folded into a query's sums at a time, and where shared segments end."""
 _LOG2E = 1.4426950408889634
-_UNMASKED = (1 << 31) - 1
 
 Words = NDArray[np.int64]
 
@@ -156,7 +156,8 @@ class CpuAttention:
         tokens = plan.kv_tokens[which].astype(np.int64)
         seen = plan.causal[which] + (first + count - 1) // self._group + 1
         tokens = np.where(plan.causal[which] >= 0, np.minimum(tokens, seen), tokens)
-        order = np.argsort(-tokens * np.where(count > LANES, 2, 1), kind="stable")
+        cost = np.where(count > LANES, 6, np.where(count > FEW, 3, 1))
+        order = np.argsort(-tokens * cost, kind="stable")
         items = np.empty((len(which), self._kv_heads, _ITEM), dtype=np.int64)
         items[..., 0], items[..., 2], items[..., 3] = (x[order, None] for x in (which, first, count))
         items[..., 1] = np.arange(self._kv_heads)
@@ -207,8 +208,7 @@ def _fold(keys_by_queries, values_by_weights, softmax, bytes_each, width, scratc
 
     scratch is an array, not an address, so that it lives as long as this function runs.
     """
-    work = words(load_int(load_int(call + 16)) + item * 8 * _ITEM, _ITEM)
-    segment = words(load_int(load_int(call + 8)) + work[0] * 8 * _SEGMENT, _SEGMENT)
+    work, segment = _work(call, item)
     head, lane, lanes = work[1], work[2], work[3]
     shape = load_int(call + 80)
     group, heads = shape & 0xFFFF, (shape & 0xFFFF) * (shape >> 16 & 0xFFFF)
@@ -313,6 +313,13 @@ def _fold(keys_by_queries, values_by_weights, softmax, bytes_each, width, scratc
 
 
 @inner()
+def _work(call, item):  # type: ignore[no-untyped-def]
+    """The words of an item and of its segment."""
+    work = words(load_int(load_int(call + 16)) + item * 8 * _ITEM, _ITEM)
+    return work, words(load_int(load_int(call + 8)) + work[0] * 8 * _SEGMENT, _SEGMENT)
+
+
+@inner()
 def _begin(call, segment, head, lane, lanes, width, panel, sums, peak, total, seen):  # type: ignore[no-untyped-def]
     """Queries as a panel (D, lanes) of scores in units of log2, and the sums so far."""
     shape = load_int(call + 80)
@@ -325,7 +332,7 @@ def _begin(call, segment, head, lane, lanes, width, panel, sums, peak, total, se
     outputs[:] = 0
     peaks[:] = -np.inf
     totals[:] = 0
-    limits[:] = _UNMASKED
+    limits[:] = UNMASKED
     if lanes < width:
         queries[:] = 0
     for i in range(lanes):
@@ -349,14 +356,17 @@ _scores_1 = product(1, rows="float32", panel="float32", init="bias")
 _scores_2 = product(2, rows="float32", panel="float32", init="bias")
 _outputs_1 = product(1, rows="float32", panel="float32", init="scaled")
 _outputs_2 = product(2, rows="float32", panel="float32", init="scaled")
+_scores_few, _outputs_few = scores_few("float32"), outputs_few("float32")
 _bfloat16_scores_1 = product(1, rows="bfloat16", panel="float32", init="bias")
 _bfloat16_scores_2 = product(2, rows="bfloat16", panel="float32", init="bias")
 _bfloat16_outputs_1 = product(1, rows="bfloat16", panel="float32", init="scaled")
 _bfloat16_outputs_2 = product(2, rows="bfloat16", panel="float32", init="scaled")
+_bfloat16_scores_few, _bfloat16_outputs_few = scores_few("bfloat16"), outputs_few("bfloat16")
 _float16_scores_1 = product(1, rows="float16", panel="float32", init="bias")
 _float16_scores_2 = product(2, rows="float16", panel="float32", init="bias")
 _float16_outputs_1 = product(1, rows="float16", panel="float32", init="scaled")
 _float16_outputs_2 = product(2, rows="float16", panel="float32", init="scaled")
+_float16_scores_few, _float16_outputs_few = scores_few("float16"), outputs_few("float16")
 
 
 @inner()
@@ -366,32 +376,45 @@ def _scratch(call, vectors):  # type: ignore[no-untyped-def]
 
 
 @inner()
-def _lanes(call, item):  # type: ignore[no-untyped-def]
-    return load_int(load_int(load_int(call + 16)) + item * 8 * _ITEM + 24)
+def _vectors(call, item):  # type: ignore[no-untyped-def]
+    """How many vectors the lanes of an item fill; 0 if they are few and vectors run along keys instead."""
+    lanes = load_int(load_int(load_int(call + 16)) + item * 8 * _ITEM + 24)
+    if lanes <= FEW and (load_int(call + 80) >> 48) % LANES == 0:
+        return 0
+    return 2 if lanes > LANES else 1
 
 
 @job
 def _float32_job(call, item):  # type: ignore[no-untyped-def]
-    if _lanes(call, item) > LANES:
+    vectors = _vectors(call, item)
+    if vectors == 2:
         _fold(_scores_2, _outputs_2, _softmax_2, 4, PANEL, _scratch(call, 2), call, item)
-    else:
+    elif vectors == 1:
         _fold(_scores_1, _outputs_1, _softmax_1, 4, LANES, _scratch(call, 1), call, item)
+    else:
+        fold_few(_scores_few, _outputs_few, 4, scratch_few(call), call, *_work(call, item))
 
 
 @job
 def _bfloat16_job(call, item):  # type: ignore[no-untyped-def]
-    if _lanes(call, item) > LANES:
+    vectors = _vectors(call, item)
+    if vectors == 2:
         _fold(_bfloat16_scores_2, _bfloat16_outputs_2, _softmax_2, 2, PANEL, _scratch(call, 2), call, item)
-    else:
+    elif vectors == 1:
         _fold(_bfloat16_scores_1, _bfloat16_outputs_1, _softmax_1, 2, LANES, _scratch(call, 1), call, item)
+    else:
+        fold_few(_bfloat16_scores_few, _bfloat16_outputs_few, 2, scratch_few(call), call, *_work(call, item))
 
 
 @job
 def _float16_job(call, item):  # type: ignore[no-untyped-def]
-    if _lanes(call, item) > LANES:
+    vectors = _vectors(call, item)
+    if vectors == 2:
         _fold(_float16_scores_2, _float16_outputs_2, _softmax_2, 2, PANEL, _scratch(call, 2), call, item)
-    else:
+    elif vectors == 1:
         _fold(_float16_scores_1, _float16_outputs_1, _softmax_1, 2, LANES, _scratch(call, 1), call, item)
+    else:
+        fold_few(_float16_scores_few, _float16_outputs_few, 2, scratch_few(call), call, *_work(call, item))
 
 
 _JOBS = {torch.float32: _float32_job, torch.bfloat16: _bfloat16_job, torch.float16: _float16_job}

@@ -152,11 +152,24 @@ def loop(
     return results
 
 
-def by_rows(b: Builder, rows: Value, emit: Callable[[int], None]) -> None:
-    """Run the code that `emit(n)` writes for n = rows, one of ROW_COUNTS."""
+def transposed(b: Builder, rows: Sequence[Value]) -> list[Value]:
+    """LANES vectors of LANES floats: what was number i of vector j is number j of vector i."""
+    made, bit = list(rows), 1
+    while bit < LANES:  # vectors and numbers trade this bit of their indices
+        for i in (i for i in range(LANES) if not i & bit):
+            pair = made[i], made[i | bit]
+            for kept in (0, bit):
+                places = [(j & ~bit | kept) + (LANES if j & bit else 0) for j in range(LANES)]
+                made[i | kept] = b.shuffle_vector(*pair, ir.Constant(INTS, places))
+        bit *= 2
+    return made
+
+
+def by_rows(b: Builder, rows: Value, emit: Callable[[int], None], counts: Sequence[int] = ROW_COUNTS) -> None:
+    """Run the code that `emit(n)` writes for n = rows, one of the counts."""
     end = b.append_basic_block("end")
     choose = b.switch(rows, end)
-    for n in ROW_COUNTS:
+    for n in counts:
         block = b.append_basic_block(f"rows{n}")
         choose.add_case(I64(n), block)
         b.position_at_end(block)

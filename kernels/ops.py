@@ -1,7 +1,7 @@
 """The op table: every device operation the model, the engine and the pool call, behind one value.
 
-A backend (cpu.py; Triton in a later release) fills the table; nothing chooses a backend at import. The
-model calls only these. T is the number of query tokens of a step, H query heads, G KV heads, D head size,
+A backend (cpu.py, triton_ops.py) fills the table; nothing chooses a backend at import. The model calls only
+these. T is the number of query tokens of a step, H query heads, G KV heads, D head size,
 P pages, S slots a page. Pages have *shape* (P, G, S, D); their strides are the pool's business (kv_pool.py
 keeps all pages of one head together), so ops address them by shape and stride alone.
 """
@@ -33,7 +33,9 @@ class PreparedPlan(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """plan_options: how this backend wants its plans cut. Activations are float32 on a CPU.
+    """plan_options: how this backend wants its plans cut. device: where its tensors are. Activations are
+    float32 on a CPU, and of the weights' dtype elsewhere.
+    upload(host tensors of int64 (n)) -> the same where the backend computes, without waiting for it.
     pack_linear(weight (N, K), bias (N) or None) -> Linear over (T, K); takes ownership of the weight.
     take_rows(table (V, K), ids (T) int64) -> (T, K).
     rms_norm(x (T, K), weight (K), eps) -> (T, K).
@@ -50,10 +52,13 @@ class Ops:
         tensors, so that a backend may record it for these shapes and this name, and replay it. What it
         returns holds until the next call.
     prepare(plan) -> PreparedPlan;  attend(q (T, H, D), k_pages, v_pages, PreparedPlan) -> (T, H, D).
+    sample: reference.sample's like, or None where logits are in the host's memory, which samples by itself.
     """
 
     name: str
+    device: torch.device
     plan_options: PlanOptions
+    upload: Callable[[Sequence[Tensor]], Sequence[Tensor]]
     pack_linear: Callable[[Tensor, Tensor | None], Linear]
     take_rows: Callable[[Tensor, Tensor], Tensor]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
@@ -75,6 +80,7 @@ class Ops:
     copy_pages: Callable[[Tensor, Sequence[int], Sequence[int]], None]
     prepare: Callable[[AttentionPlan], PreparedPlan]
     attend: Callable[[Tensor, Tensor, Tensor, PreparedPlan], Tensor]
+    sample: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] | None
     run_pass: Callable[
         [Callable[[Sequence[Tensor], PreparedPlan], Tensor], Hashable, Sequence[Tensor], PreparedPlan], Tensor
     ]

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ..kernels.ops import Ops, PreparedPlan
-from ..kernels.plan import AttentionSpec, Ints, build_plan, order_rows
+from ..kernels.plan import AttentionSpec, Ints, ReadTokens, build_plan, order_rows, read_tokens
 from .model import ModelInputs
 from .types import Plan, Row, SequenceKey
 
@@ -30,10 +30,13 @@ class LogitSpan:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A step's inputs and whose logits come out of it, in the order of the logits."""
+    """A step's inputs and whose logits come out of it, in the order of the logits. How many tokens attention
+    reads for a layer: by the plan, and if every row read its own."""
 
     inputs: ModelInputs
     spans: tuple[LogitSpan, ...]
+    reads: ReadTokens
+    unshared_tokens: int
 
 
 class BatchBuilder:
@@ -56,7 +59,9 @@ class BatchBuilder:
             spec=self._spec,
             options=self._ops.plan_options,
         )
-        return _tensors(rows, tables, self._page_size, self._ops.prepare(attention))
+        inputs, spans = _inputs(rows, tables, self._page_size, self._ops, self._ops.prepare(attention))
+        reads = read_tokens(attention, self._ops.plan_options.queries_a_tile)
+        return Batch(inputs, spans, reads, sum(row.stop for row in rows))
 
     def _block_tables(self, rows: Sequence[Row]) -> list[Ints]:
         known, self._tables = self._tables, {}
@@ -68,9 +73,9 @@ class BatchBuilder:
         return [self._tables[row.key][1] for row in rows]
 
 
-def _tensors(
-    rows: Sequence[Row], tables: Sequence[Ints], page_size: int, attention_plan: PreparedPlan
-) -> Batch:
+def _inputs(
+    rows: Sequence[Row], tables: Sequence[Ints], page_size: int, ops: Ops, attention_plan: PreparedPlan
+) -> tuple[ModelInputs, tuple[LogitSpan, ...]]:
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -86,11 +91,6 @@ def _tensors(
         if row.logits_from < row.logits_to:
             spans.append(LogitSpan(row, len(logit_rows), row.logits_to - row.logits_from))
             logit_rows += range(at + row.logits_from, at + row.logits_to)
-    inputs = ModelInputs(
-        token_ids=torch.tensor(tokens),
-        positions=torch.tensor(positions),
-        slots=torch.tensor(slots, dtype=torch.int64),
-        logit_rows=torch.tensor(logit_rows, dtype=torch.int64),
-        plan=attention_plan,
-    )
-    return Batch(inputs, tuple(spans))
+    columns = (tokens, positions, slots, logit_rows)
+    ids, places, targets, wanted = ops.upload([torch.tensor(x, dtype=torch.int64) for x in columns])
+    return ModelInputs(ids, places, targets, wanted, attention_plan), tuple(spans)

@@ -17,17 +17,19 @@ class EngineConfig:
     """Options of `Engine`. Raises InvalidConfig on the first value that is not allowed.
 
     kv_memory is bytes for keys and values; num_pages, where given, wins over it. chunk_size is the most
-    tokens one step computes, max_running the most sequences it runs. dtype is how weights, keys and values
-    are stored; on a CPU all of it is computed with in float32. quantization int8 rounds weights to bytes, one
-    scale an output, and activations when they meet them, one scale a row.
+    tokens one step computes, max_running the most sequences it runs. device, attention and dtype are settled
+    by the machine where they are "auto": a GPU, its Triton kernels and bfloat16, else the CPU and float32.
+    dtype is how weights, keys and values are stored; on a CPU all of it is computed with in float32.
+    quantization int8, for CPUs, rounds weights to bytes, one scale an output, and activations when they meet
+    them, one scale a row.
     """
 
     model: str = "smollm2-135m"
     load_format: Literal["auto", "gguf", "safetensors", "dummy"] = "auto"
-    device: str = "cpu"
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: Literal["none", "int8"] = "none"
-    attention: Literal["auto", "cpu"] = "auto"
+    attention: Literal["auto", "cpu", "triton"] = "auto"
     page_size: int = 16
     kv_memory: int = 2 << 30
     num_pages: int | None = None
@@ -57,12 +59,12 @@ class EngineConfig:
 _CHOICES: Mapping[str, tuple[object, ...]] = {
     "page_size": PAGE_SIZES,
     "load_format": ("auto", "gguf", "safetensors", "dummy"),
-    "dtype": ("float32", "bfloat16", "float16"),
+    "dtype": ("auto", "float32", "bfloat16", "float16"),
     "quantization": ("none", "int8"),
-    "attention": ("auto", "cpu"),
+    "attention": ("auto", "cpu", "triton"),
     "eviction": ("lru", "priority"),
     "policy": ("cache-aware", "fcfs"),
-    "device": ("cpu",),
+    "device": ("auto", "cpu", "cuda"),
 }
 _COUNTS: Mapping[str, int] = {  # the most allowed: more than any machine has, and sizes still fit 64 bits
     "kv_memory": 1 << 48,

@@ -24,12 +24,13 @@ from typing import Self, TypeAlias, overload
 
 import torch
 
-from ..kernels.cpu import UnsupportedDtype, cpu_ops
 from ..kernels.plan import AttentionSpec
+from .backend import open_ops, settle
 from .batch import BatchBuilder
 from .batch_order import Place, batch_order
 from .collect import Collector
 from .config import EngineConfig
+from .device_sampling import sample_on_device
 from .embedded import resolve_model, user_cache
 from .errors import EngineStopped, InvalidConfig, InvalidRequest
 from .host import prepare_host, return_free_memory
@@ -41,6 +42,7 @@ from .output import OutputStream
 from .progress import EngineProgress
 from .prompts import Prompt, PromptInput, as_prompts
 from .request_checks import check_request, each_sampling
+from .sampling import Sampled, SampleRow, sample
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
 from .score import ScoreBatch
@@ -50,7 +52,7 @@ from .sequence import connect
 from .slot_logprobs import SlotLogprobs
 from .tokenizer import Tokenizer
 from .types import Completion, Event, ItemScore, Outcome, Plan, Request, SequenceKey
-from .weights import ModelSource, open_model
+from .weights import open_model
 
 ModelName: TypeAlias = str | PathLike[str]
 OnProgress: TypeAlias = Callable[[EngineProgress], None]
@@ -69,7 +71,7 @@ class Engine:
         config: EngineConfig | None = None,
         **fields: object,
     ) -> None:
-        self.config = _config(model, config, fields)
+        self.config = settle(_config(model, config, fields))
         prepare_host(self.config.threads)
         dtype = getattr(torch, self.config.dtype)
         path = resolve_model(self.config.model, with_weights=self.config.load_format != "dummy")
@@ -82,9 +84,9 @@ class Engine:
         )
         num_pages = self.config.num_pages or pages_within(self.config.kv_memory, a_page)
         self._page_bytes = a_page
-        self._model = _build_model(self.config, source, self._max_context)
+        self._ops = open_ops(self.config, shape)
+        self._model = Model(shape, source.weights(), self._ops, dtype, max_context=self._max_context)
         return_free_memory()
-        self._ops = self._model.ops
         self._pool = KvPool(
             shape.num_layers,
             shape.num_kv_heads,
@@ -289,10 +291,19 @@ class Engine:
     def _compute(self, plan: Plan) -> list[Outcome]:
         with self._meter.schedule:
             batch = self._builder.build(plan)
+            a_token = self._page_bytes // self.config.page_size
+            reads = (batch.reads.once, batch.reads.by_tile, batch.unshared_tokens)
+            self._meter.count_reads(*(tokens * a_token for tokens in reads))
         with self._meter.forward:
             self._pool.copy(plan.copies)
             logits = self._model.forward(batch.inputs, self._pool.keys, self._pool.values)
-        return step_outcomes(plan, batch, logits, self._scheduler.get, self._streams)
+        return step_outcomes(plan, batch, logits, self._scheduler.get, self._streams, self._choose)
+
+    def _choose(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> Sampled:
+        """A token for each row, chosen where the logits are."""
+        if self._ops.sample is None:
+            return sample(logits, rows)
+        return sample_on_device(logits, rows, self._ops)
 
     def _events(self, outcomes: list[Outcome], ended: list[Tokens]) -> list[Event]:
         gone = {seq.key for seq in ended}
@@ -429,18 +440,3 @@ def _config(model: ModelName | None, config: EngineConfig | None, fields: dict[s
         unknown = sorted(set(fields) - set(EngineConfig.__dataclass_fields__))
         allowed = ", ".join(EngineConfig.__dataclass_fields__)
         raise InvalidConfig(f"unknown engine option {unknown[0]!r}; allowed are {allowed}") from None
-
-
-def _build_model(config: EngineConfig, source: ModelSource, max_context: int) -> Model:
-    shape, dtype = source.config, getattr(torch, config.dtype)
-    try:
-        ops = cpu_ops(
-            shape.num_heads,
-            shape.num_kv_heads,
-            threads=torch.get_num_threads(),
-            dtype=dtype,
-            quantization=config.quantization,
-        )
-    except UnsupportedDtype as error:
-        raise InvalidConfig(f"dtype {config.dtype} is not possible here: {error}") from None
-    return Model(shape, source.weights(), ops, dtype, max_context=max_context)

@@ -34,7 +34,9 @@ class EngineStats:
     taken while a step runs: the most of them, and the share of their slots that hold a token when it has run,
     averaged over steps. radix_s is the time in the tree and the pool's bookkeeping, a part of schedule_s,
     which is that of planning, committing and building batches; forward_s is that of the model, copies
-    included.
+    included. kv_read_bytes are the keys and values that attention read, those of a segment counted once;
+    kv_tile_bytes counts them once for each tile of queries, and kv_unshared_bytes is what the rows would have
+    read one by one.
     """
 
     prompt_tokens: int
@@ -57,6 +59,9 @@ class EngineStats:
     radix_s: float
     schedule_s: float
     forward_s: float
+    kv_read_bytes: int
+    kv_tile_bytes: int
+    kv_unshared_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +116,7 @@ class Meter:
         self.optimum_tokens, self.optimum_hits = 0, 0.0
         self.steps = 0
         self.peak_pages = 0
+        self.kv_read_bytes = self.kv_tile_bytes = self.kv_unshared_bytes = 0
         self._fill_sum = 0.0
 
     def count_step(self, plan: Plan, generated: int, seconds: float, used_pages: int, fill: float) -> None:
@@ -125,6 +131,12 @@ class Meter:
         else:
             self.decode_seconds += seconds
             self.decode_tokens += generated
+
+    def count_reads(self, once: int, by_tile: int, unshared: int) -> None:
+        """Bytes of keys and values of one step, see EngineStats."""
+        self.kv_read_bytes += once
+        self.kv_tile_bytes += by_tile
+        self.kv_unshared_bytes += unshared
 
     def count_batch(self, prompt_tokens: int, optimal_hits: float) -> None:
         """A batch of prompts known as a whole: what a cache that never forgets would have found."""
@@ -155,6 +167,9 @@ class Meter:
             radix_s=self.radix.seconds,
             schedule_s=self.schedule.seconds,
             forward_s=self.forward.seconds,
+            kv_read_bytes=self.kv_read_bytes,
+            kv_tile_bytes=self.kv_tile_bytes,
+            kv_unshared_bytes=self.kv_unshared_bytes,
         )
 
 

@@ -53,7 +53,8 @@ class Model:
         self.config = config
         self.dtype = dtype
         self.ops = ops
-        self._rotary = RotaryTable(config.rope, config.head_dim, config.context(max_context))
+        rotary = RotaryTable(config.rope, config.head_dim, config.context(max_context))
+        self._angles = (rotary.cos.to(ops.device), rotary.sin.to(ops.device))
         packed = _pack(config, weights, ops, dtype)
         self._table = packed.tensors["model.embed_tokens.weight"]
         head = packed.linears.get("lm_head")
@@ -77,7 +78,7 @@ class Model:
         )
         if not len(inputs.logit_rows):
             return hidden.new_empty((0, self.config.vocab_size))
-        return self._head(hidden)
+        return self._head(hidden).float()
 
     def _layers_pass(
         self, k_pages: list[Tensor], v_pages: list[Tensor], inputs: Sequence[Tensor], plan: PreparedPlan
@@ -89,7 +90,7 @@ class Model:
         hidden = ops.rms_norm(residual, self._layers[0].input_norm, eps)
         for i, (layer, next_norm) in enumerate(zip(self._layers, self._next_norms, strict=True)):
             is_last = i == len(self._layers) - 1
-            angles = (self._rotary.cos, self._rotary.sin) if layer.uses_rope else None
+            angles = self._angles if layer.uses_rope else None
             norms = (
                 None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm, eps)
             )
@@ -164,6 +165,7 @@ def _pack(
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise InvalidModel(f"weight {missing[0]}{more} is missing from the checkpoint")
+    packed.tensors = {name: tensor.to(ops.device) for name, tensor in packed.tensors.items()}
     return packed
 
 

@@ -7,7 +7,7 @@ are not finite fails alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -17,7 +17,7 @@ from .batch import Batch, LogitSpan
 from .errors import RequestFailed
 from .logprobs import slot_values, token_logprobs, values_after
 from .output import OutputStream
-from .sampling import Sampled, sample
+from .sampling import Sampled, SampleRow
 from .sequence import Sequence as Tokens
 from .types import Outcome, Plan, SequenceKey
 
@@ -25,12 +25,18 @@ NO_TOKEN = "no token could be chosen: the logits are not finite, or every token 
 NO_VALUE = "no log-probability could be computed: the logits are not finite"
 
 Find = Callable[[SequenceKey], Tokens | None]
+Choose = Callable[[Tensor, Sequence[SampleRow]], Sampled]
 
 
 def step_outcomes(
-    plan: Plan, batch: Batch, logits: Tensor, find: Find, streams: Mapping[SequenceKey, OutputStream]
+    plan: Plan,
+    batch: Batch,
+    logits: Tensor,
+    find: Find,
+    streams: Mapping[SequenceKey, OutputStream],
+    choose: Choose,
 ) -> list[Outcome]:
-    """One outcome for each row of the plan. `find` gives the sequence of a key."""
+    """One outcome for each row of the plan. `find` gives the sequence of a key, `choose` samples."""
     outcomes = {row.key: Outcome(row.key) for row in plan.rows}
     sampling = []
     for span in batch.spans:
@@ -43,7 +49,7 @@ def step_outcomes(
     if sampling:
         last = [span.first + span.count - 1 for span in sampling]
         chosen = logits if len(last) == len(logits) else logits[torch.tensor(last)]
-        sampled = sample(chosen, [streams[span.row.key].sample_row() for span in sampling])
+        sampled = choose(chosen, [streams[span.row.key].sample_row() for span in sampling])
         for i, span in enumerate(sampling):
             key = span.row.key
             outcomes[key] = _push(streams[key], outcomes[key], sampled, i)

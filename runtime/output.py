@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 
 from .detokenizer import IncrementalDetokenizer
 from .errors import RequestFailed
-from .random_stream import uniform_for
+from .random_stream import stream_key
 from .sampling import SampleRow
 from .sequence import Sequence as Tokens
 from .stops import StopChecker
@@ -44,9 +44,9 @@ class OutputStream:
     def sample_row(self) -> SampleRow:
         """What sampling the next token needs to know."""
         seq = self._seq
-        greedy = self._params.greedy
-        uniform = 0.0 if greedy else uniform_for(self._seed, (), seq.key.choice, len(seq.tokens))
-        return SampleRow(self._params, seq.request.prompt_ids, self._output, self._eos_ids, uniform)
+        key, prompt = stream_key(self._seed, ()), seq.request.prompt_ids
+        choice, position = seq.key.choice, len(seq.tokens)
+        return SampleRow(self._params, prompt, self._output, self._eos_ids, key, choice, position)
 
     def add_prompt_logprobs(self, entries: Sequence[TokenLogprob]) -> None:
         self._prompt_logprobs += entries

@@ -7,12 +7,15 @@ For each row, in this order:
   4. frequency_penalty for each occurrence and presence_penalty once, over the output, are subtracted;
   5. below min_tokens, whatever would end the row by its id is forbidden;
   6. greedy: the best score, ties by lower id. Otherwise temperature, then top-k, then top-p (the smallest set
-     of likeliest tokens with at least that mass), then min-p (relative to the likeliest), ties by lower id;
-     what is left is drawn by inverting its distribution function, ids rising, at the row's random number.
+     of likeliest tokens with at least that mass), then min-p (relative to the likeliest), ties of scores by
+     lower id; of what is left, the token with the largest sum of score / temperature and its Gumbel noise
+     (random_stream.py), which draws each with its probability.
 
 A row's result depends on its own logits and its `SampleRow` alone, bit for bit: each row is worked on by
 itself, in tensors of its own, but for the argmax, which rounds nothing. Scores stay float32 up to step 5, as
-in transformers; probabilities are float64. The caller's logits are only read. No random state lives here.
+in transformers. Step 6 is float32 too, with temperature, top_p and min_p rounded to it, and made of nothing
+but what every processor rounds alike; masses are sums of integers, which have no order. So kernels/sample.py
+chooses the same token of the same scores. The caller's logits are only read. No random state lives here.
 """
 
 from __future__ import annotations
@@ -24,29 +27,40 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .logprobs import best_ids, slot_values, token_logprobs
+from .random_stream import draw_words, gumbel, tail_of
 from .sampling_params import SamplingParams
 from .types import SlotValue, TokenLogprob
 
-# Nearly every nucleus is smaller than this; sorting the whole vocabulary is kept for those that are not.
-_NUCLEUS_GUESS = 1024
+# Any temperature from here on makes all weights equal, and its inverse is still a normal float32.
+_HOTTEST = 2.0**126
+# A weight of 1 in units of mass. 2**18 such weights fit in 63 bits.
+_MASS_OF_ONE = 2.0**44
+# What an upper bound of noise may be too small by, as it is computed.
+_SLACK = 1e-3
+
+_Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class SampleRow:
     """What one row brings to sampling beside its logits. The sequences are read only.
 
-    `output_ids` are all tokens generated so far, `eos_ids` what ends a text of this model. `uniform` is
-    random_stream.uniform_for(...) of the token to choose; a greedy row does not read it.
+    `output_ids` are all tokens generated so far, `eos_ids` what ends a text of this model. `key` (that of
+    the branch, random_stream.stream_key), `choice` and `position`, the place of the token to choose in its
+    sequence, say which noise it gets; a greedy row does not read them.
     """
 
     params: SamplingParams
     prompt_ids: Sequence[int]
     output_ids: Sequence[int]
     eos_ids: Collection[int]
-    uniform: float
+    key: int
+    choice: int
+    position: int
 
     @property
     def forbidden_ids(self) -> tuple[int, ...]:
@@ -141,38 +155,76 @@ def _choose(raw: Tensor, row: SampleRow) -> int:
         return -1
     if row.params.greedy:
         return int(best.item())
-    return _draw(scores, most, row.params, row.uniform)
+    return _draw(scores, most, row)
 
 
-def _draw(scores: Tensor, most: float, params: SamplingParams, uniform: float) -> int:
+def _draw(scores: Tensor, most: float, row: SampleRow) -> int:
     """Temperature, filters and the draw. `most` is the largest score; weights are relative to its own, 1."""
-    assert 0.0 <= uniform < 1.0, f"a random number lies in [0, 1), got {uniform}"
-    # None stands for all ids. Kept ids go back to rising order at each cut, so that ties mean the lower id.
-    ids: Tensor | None = None
-    if 0 < params.top_k < len(scores):
-        ids = best_ids(scores, params.top_k).sort().values
-    kept = scores if ids is None else scores[ids]
-    weights = ((kept.double() - most) / params.temperature).exp_()
-    if params.top_p < 1.0:
-        nucleus = _nucleus(weights, params.top_p).sort().values
-        weights, ids = weights[nucleus], nucleus if ids is None else ids[nucleus]
-    if params.min_p > 0.0:
-        weights = weights.where(weights >= params.min_p, 0.0)
-    mass = weights.cumsum(0)
-    # The first whose share ends beyond the number; one of weight 0 ends where the one before it does.
-    place = torch.searchsorted(mass, uniform * mass[-1], right=True)
-    return int(place.item() if ids is None else ids[place].item())
+    params, ids, values = row.params, np.arange(len(scores)), scores.numpy()
+    if 0 < params.top_k < len(values):
+        ids = best_ids(scores, params.top_k).sort().values.numpy()
+        values = values[ids]
+    with np.errstate(over="ignore"):
+        scaled = (values - np.float32(most)) * _inverse(params.temperature)
+    tails = tail_of(draw_words(row.key, row.choice, row.position, ids))
+    share, least = np.float32(params.top_p), np.float32(params.min_p)
+    if share >= 1.0 and least == 0.0:
+        return int(ids[_winner(scaled, tails)])
+    weights = _weights(scaled)
+    masses = (weights * np.float32(_MASS_OF_ONE)).astype(np.int64)
+    wanted = float(share) * float(masses.sum()) if share < 1.0 else math.inf
+    scaled[weights < least] = -math.inf
+    return int(ids[_winner_in_nucleus(values, scaled, tails, masses, wanted)])
 
 
-def _nucleus(weights: Tensor, share: float) -> Tensor:
-    """Places of the fewest `weights` that hold `share` of the sum, heaviest first, with the crossing one."""
-    wanted = share * weights.sum()
-    places = best_ids(weights, _NUCLEUS_GUESS)
-    mass = weights[places].cumsum(0)
-    if len(places) < len(weights) and bool(mass[-1] < wanted):
-        places = weights.sort(descending=True, stable=True).indices
-        mass = weights[places].cumsum(0)
-    return places[: int(torch.searchsorted(mass, wanted).item()) + 1]
+def _inverse(temperature: float) -> np.float32:
+    return np.float32(1.0) / np.float32(min(temperature, _HOTTEST))
+
+
+def _weights(scaled: _Floats) -> _Floats:
+    """exp(scaled), of numbers up to 0: 2**-halvings times the series of what is left over.
+
+    Below the range of float32 it stays at some 1e-35.
+    """
+    x = np.maximum(scaled, np.float32(-80.0))
+    halvings = (x * -1.4426950408889634 + 0.5).astype(np.int32)
+    # ln 2 in two parts, the first short enough for its multiples to be exact.
+    steps = halvings.astype(np.float32)
+    r = (x + steps * 0.693359375) - steps * 2.1219444005469057e-4
+    series = np.full_like(r, 1 / 5040)
+    for factor in (1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0):
+        series = series * r + np.float32(factor)
+    weights: _Floats = series * ((127 - halvings) << 23).view(np.float32)
+    return weights
+
+
+def _winner_in_nucleus(
+    values: _Floats, scaled: _Floats, tails: _Floats, masses: NDArray[np.int64], wanted: float
+) -> int:
+    """The place of the winner among the fewest best `values` with the `wanted` mass, ties by lower place.
+
+    Whether a winner is one of them is told by the mass before it in order; if not, nothing behind it is
+    either, and those before it are looked at again. No order is ever made, and few rounds are needed, since
+    the winner of a round lies in the nucleus with its share as probability.
+    """
+    places = np.arange(len(values))
+    while True:
+        winner = _winner(scaled, tails)
+        before = values > values[winner]
+        before[:winner] |= values[:winner] == values[winner]
+        if not before.any() or float(masses[before].sum()) < wanted:
+            return int(places[winner])
+        places, values, scaled, tails, masses = (x[before] for x in (places, values, scaled, tails, masses))
+
+
+def _winner(scaled: _Floats, tails: _Floats) -> int:
+    """The place of the largest sum of `scaled` and noise, the first of a tie."""
+    # Noise is -log(-log(1 - tail)), at most -log(tail): few can win, and only theirs is worked out.
+    bounds = scaled - np.log(tails) + np.float32(_SLACK)
+    first = bounds.argmax()
+    enough = scaled[first] + gumbel(tails[first : first + 1])
+    rivals = (bounds >= enough).nonzero()[0]
+    return int(rivals[(scaled[rivals] + gumbel(tails[rivals])).argmax()])
 
 
 def _ids(ids: Collection[int], scores: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ Ids = tuple[int, ...]
 
 
 class ScoreBatch:
-    """Scores of `items`, in their order. A request's id begins with `prefix`."""
+    """Scores of `items`, in their order; `done` of them are complete. A request's id begins with `prefix`."""
 
     def __init__(
         self, items: Sequence[ScoreItem | InvalidRequest], tokenizer: Tokenizer, prefix: str
@@ -40,6 +40,7 @@ class ScoreBatch:
         self._scores = [_score_of(item, str(i), tokenizer, f"{prefix}{i}") for i, item in enumerate(items)]
         self._by_request = {request.id: score for score in self._scores for request in score.requests}
         self.generated_tokens = 0
+        self.done = sum(not score.open for score in self._scores)
 
     @property
     def requests(self) -> list[Request]:
@@ -51,6 +52,7 @@ class ScoreBatch:
             score = self._by_request[request_id]
             score.open -= len(score.request(request_id).choices)
             score.error = score.error or str(error)
+            self.done += not score.open
 
     def take(self, events: Iterable[Event]) -> None:
         """Events of requests that are not this batch's are ignored."""
@@ -58,14 +60,11 @@ class ScoreBatch:
             score = self._by_request.get(event.request_id)
             if score is not None:
                 score.take(event)
+                self.done += event.finish_reason is not None and not score.open
 
     @property
     def total(self) -> int:
         return len(self._scores)
-
-    @property
-    def done(self) -> int:
-        return sum(not score.open for score in self._scores)
 
     @property
     def outstanding(self) -> int:

@@ -36,10 +36,10 @@ class Flag:
 ENGINE_FLAGS: Mapping[str, Flag] = {
     "model": Flag("the embedded model's id, a folder, a .gguf file or a hub id"),
     "load_format": Flag("kind of weights to read; dummy makes random ones for the model's configuration"),
-    "device": Flag("where to compute"),
-    "dtype": Flag("number format in which weights and cache are stored"),
+    "device": Flag("where to compute; auto: on a GPU where there is one"),
+    "dtype": Flag("number format of weights and cache; auto: bfloat16 on a GPU, else float32"),
     "quantization": Flag("int8 rounds weights and activations to bytes: faster, a little less exact"),
-    "attention": Flag("implementation of attention"),
+    "attention": Flag("kernels to compute with; auto: triton on a GPU, else cpu"),
     "page_size": Flag("token slots in a page: 1, 4, 8, 16, 32 or 64"),
     "kv_memory": Flag(
         "memory for keys and values, such as 512MiB", {"type": _byte_count, "metavar": "SIZE"}, format_bytes

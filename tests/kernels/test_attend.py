@@ -29,7 +29,7 @@ from testkit.paged import (
 )
 
 PAGE_SIZES = (1, 4, 16, 64)
-GROUPS = (1, 2, 3, 8, 16)
+GROUPS = (1, 2, 3, 4, 8, 16)
 SIZES = (8, 16, 64, 80, 96, 128, 256)
 STORAGES = (torch.float32, torch.bfloat16, torch.float16)
 KINDS = ("decode", "prefill", "chunk", "mixed", "full hit")

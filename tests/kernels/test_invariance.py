@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from radixlm.kernels.cpu_attention import BLOCK
+from radixlm.kernels.cpu_ir import LANES, PANEL
+from radixlm.kernels.cpu_softmax import FEW
 from radixlm.kernels.plan import PlanOptions
 from testkit.compiled import attention
 from testkit.paged import Attention, Pool, Rows, Spec, attend, fill, grow, make_queries, private
 
-HEADS, KV_HEADS, SIZE = 6, 2, 24
+HEADS, KV_HEADS, SIZE = 6, 2, 48
 ONE = attention(HEADS, KV_HEADS)
 OPTIONS = PlanOptions(align_tokens=BLOCK, min_saved_tokens=1)
 """As served, but for sharing whatever can be shared."""
@@ -174,3 +176,42 @@ def test_chunks_of_other_rows_of_more_than_one_item_of_work_change_nothing() -> 
     rows = grow(4, [Spec(70 + i, 1 + 7 * i, 0 if i else -1, 16) for i in range(9)])
     pool, queries = fill(rows, KV_HEADS, SIZE), make_queries(rows, HEADS, SIZE)
     assert_equal(run(rows, pool, queries), whole(rows, pool, queries))
+
+
+def as_more_heads(numbers: list[Tensor], times: int) -> list[Tensor]:
+    """Each group of heads as many times over."""
+    return [one.unflatten(1, (KV_HEADS, -1)).repeat(1, 1, times, 1).flatten(1, 2) for one in numbers]
+
+
+def assert_few_lanes_are_as_many(rows: Rows, pool: Pool, queries: list[Tensor]) -> None:
+    """The same queries so many times over that they fill a vector, or two, have the same bits each time."""
+    group = queries[0].shape[1] // KV_HEADS
+    few = run(rows, pool, queries, attention(group * KV_HEADS, KV_HEADS))
+    for lanes in (FEW, LANES):
+        times = lanes // group + 1
+        many = attention(group * times * KV_HEADS, KV_HEADS)
+        assert_equal(run(rows, pool, as_more_heads(queries, times), many), as_more_heads(few, times))
+
+
+@pytest.mark.parametrize("storage", STORAGES, ids=str)
+@pytest.mark.parametrize("page", [1, 4, 16, 64])
+@pytest.mark.parametrize("size", [8, 16, 64, 80, 96, 128, 256])
+def test_few_lanes_give_the_bits_of_many(size: int, page: int, storage: torch.dtype) -> None:
+    for group in range(1, FEW + 1):
+        lengths = (1, 15, 16, 17, 63, 64, 65, 130)
+        rows = grow(
+            page,
+            [Spec(n, min(n, new)) for new in {1, FEW // group} for n in lengths]
+            + [Spec(70, PANEL // group + 1)],  # the last lanes of a chunk
+        )
+        pool = fill(rows, KV_HEADS, size, dtype=storage)
+        assert_few_lanes_are_as_many(rows, pool, make_queries(rows, group * KV_HEADS, size))
+
+
+@given(forests(), st.integers(1, FEW), st.sampled_from((16, 80)), st.sampled_from(STORAGES))
+@settings(max_examples=30)
+def test_few_lanes_give_the_bits_of_many_whatever_is_shared(
+    rows: Rows, group: int, size: int, storage: torch.dtype
+) -> None:
+    pool, queries = fill(rows, KV_HEADS, size, dtype=storage), make_queries(rows, group * KV_HEADS, size)
+    assert_few_lanes_are_as_many(rows, pool, queries)

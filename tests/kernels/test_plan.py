@@ -1,4 +1,8 @@
-"""The attention plan: it covers what the rows see, exactly once, and reads shared pages once."""
+"""The attention plan: it covers what the rows see, exactly once, and reads shared pages once.
+
+How long the pieces are into which segments are cut for several workers is asked in test_pieces.py; that
+pieces keep all else as it is, here.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from radixlm.kernels.plan import AttentionPlan, AttentionSpec, PlanOptions, build_plan, order_rows
+from radixlm.kernels.pieces import Costs
+from radixlm.kernels.plan import (
+    AttentionPlan,
+    AttentionSpec,
+    PlanOptions,
+    ReadTokens,
+    build_plan,
+    order_rows,
+    read_tokens,
+)
 from testkit.paged import Rows, Spec, grow
 
 PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -47,11 +60,17 @@ def forests(draw: st.DrawFn, max_rows: int = 8, max_new: int | None = None) -> R
     return rows.take(order)
 
 
+COSTS = (Costs(), Costs(0, 0, 1, 200), Costs(1, 1, 1, 3), Costs(8, 2, 64, 200))
+
+
 @st.composite
 def options_for(draw: st.DrawFn, page_size: int) -> PlanOptions:
     return PlanOptions(
         align_tokens=draw(st.sampled_from((1, 2, 4))) * page_size,
         min_saved_tokens=draw(st.sampled_from((0, 1, page_size, 2 * page_size + 1, 256))),
+        workers=draw(st.just(1) | st.integers(2, 200)),
+        queries_a_tile=draw(st.sampled_from((1, 2, 3, 16))),
+        costs=draw(st.sampled_from(COSTS)),
     )
 
 
@@ -129,6 +148,50 @@ def test_every_query_meets_every_visible_position_once_and_in_its_own_table(data
     wanted_times, wanted_slots = define(rows, length)
     np.testing.assert_array_equal(times, wanted_times)
     np.testing.assert_array_equal(slots, wanted_slots)
+
+
+def levels(count: int, page: int) -> list[Spec]:
+    """Rows that fork from one another at `count` depths, then forks of these, and forks of one token."""
+    whole = [Spec(3 * page * (i + 1) + 1 + i % 2, 1 + i % 2, i - 1, 3 * i) for i in range(count)]
+    forks = [Spec(3 * page * (i + 1) + page, 1 + 3 * i, i, 3 * i + 2) for i in range(count)]
+    return [*whole, *forks, *(replace(one, new=1) for one in forks)]
+
+
+def crowd(count: int, page: int) -> list[Spec]:
+    """A shared prompt and little else; every third row has nothing of its own but the token it computes."""
+    own = [1, page, page + 1]
+    return [Spec(5 * page + own[i % 3], 1, 0 if i else -1, 5) for i in range(count)]
+
+
+SHAPES = {
+    "one row": lambda page: [Spec(9 * page + 1, 1)],
+    "one chunk": lambda page: [Spec(9 * page + 3, 2 * page + 2)],
+    "one prompt": lambda page: [Spec(4 * page - 1 or 1, 4 * page - 1 or 1)],
+    "two rows": lambda page: [Spec(6 * page + 1, 1), Spec(6 * page + 1, 1, 0, 6)],
+    **{f"{n} levels": lambda page, n=n: levels(n, page) for n in range(1, 6)},
+    **{f"{n} rows": lambda page, n=n: crowd(n, page) for n in (15, 16, 17, 256)},
+    "borders": lambda page: [
+        Spec(k * page + d, new, 0 if k > 2 else -1, 2)
+        for k in (2, 3, 4)
+        for d in (-1, 0, 1)
+        for new in (1, 2, page)
+        if new <= k * page + d
+    ],
+}
+
+
+@pytest.mark.parametrize("page", [1, 4, 16, 64])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shapes_that_come_up_are_covered_once_with_and_without_cuts(shape: str, page: int) -> None:
+    rows = grow(page, SHAPES[shape](page))
+    rows = rows.take(order_rows(rows.tables))
+    length = max(rows.stops)
+    times, slots = define(rows, length)
+    for workers in (1, 7, 66, 200):
+        options = PlanOptions(page, 1, workers=workers, queries_a_tile=4, costs=Costs(0, 0, 1, 200))
+        plan = plan_of(rows, options)
+        for found, wanted in zip(expand(plan, length), (times, slots), strict=True):
+            np.testing.assert_array_equal(found, wanted)
 
 
 @given(st.data())
@@ -215,6 +278,34 @@ def test_nested_forks_become_one_segment_a_level_and_one_tail_a_row() -> None:
     assert sorted(tails.tolist()) == [1, 1, 3, 5]
 
 
+@pytest.mark.parametrize(("queries_a_tile", "tiles"), [(1, 64), (4, 16), (16, 4), (24, 3), (64, 1)])
+def test_keys_are_counted_once_a_segment_and_once_a_tile(queries_a_tile: int, tiles: int) -> None:
+    shared = [Spec(stop=8192 + 256, new=1, parent=0, shared=512) for _ in range(63)]
+    rows = grow(16, [Spec(stop=8192 + 256, new=1), *shared])
+    together = plan_of(rows.take(order_rows(rows.tables)), PlanOptions())
+    alone = plan_of(rows, PlanOptions(min_saved_tokens=10**9))
+    read = read_tokens(together, queries_a_tile)
+    assert read == ReadTokens(once=8192 + 64 * 256, by_tile=tiles * 8192 + 64 * 256)
+    assert read_tokens(alone, queries_a_tile) == ReadTokens(once=64 * 8448, by_tile=64 * 8448)
+    assert read_tokens(alone, queries_a_tile).once >= 20 * read.once
+
+
+def test_a_tile_of_a_chunk_reads_up_to_its_last_query() -> None:
+    plan = plan_of(grow(4, [Spec(stop=30, new=10)]), PlanOptions())
+    assert read_tokens(plan, 4) == ReadTokens(once=30, by_tile=24 + 28 + 30)
+    assert read_tokens(plan, 1) == ReadTokens(once=30, by_tile=sum(range(21, 31)))
+    assert read_tokens(plan, 10) == ReadTokens(once=30, by_tile=30)
+
+
+@given(st.data())
+def test_pieces_together_read_what_the_whole_reads(data: st.DataObject) -> None:
+    rows = data.draw(forests())
+    options = data.draw(options_for(rows.page_size))
+    whole, cut = plan_of(rows, replace(options, workers=1)), plan_of(rows, options)
+    for tile in (1, 3, 16):
+        assert read_tokens(cut, tile) == read_tokens(whole, tile)
+
+
 @pytest.mark.parametrize("new", [2, 12, 63, 64, 200])
 def test_a_row_that_shares_nothing_is_one_masked_segment_whatever_its_length(new: int) -> None:
     plan = plan_of(grow(4, [Spec(stop=230, new=new)]), PlanOptions())
@@ -258,6 +349,14 @@ def test_rows_that_make_no_sense_are_refused(
 def test_an_alignment_that_cuts_pages_is_refused(align: int) -> None:
     with pytest.raises(ValueError, match=f"align_tokens must be a multiple of 4, got {align}"):
         plan_of(grow(4, [Spec(8, 1)]), PlanOptions(align_tokens=align))
+
+
+@pytest.mark.parametrize("wrong", [{"workers": 0}, {"workers": -3}, {"queries_a_tile": 0}])
+def test_no_workers_and_empty_tiles_are_refused(wrong: dict[str, int]) -> None:
+    options = replace(PlanOptions(), **wrong)
+    found = f"{options.workers} and {options.queries_a_tile}"
+    with pytest.raises(ValueError, match=f"workers and queries_a_tile must be at least 1, got {found}"):
+        plan_of(grow(4, [Spec(8, 1)]), options)
 
 
 @given(st.lists(st.lists(st.sampled_from((0, 1)), max_size=4), max_size=6))

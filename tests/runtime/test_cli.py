@@ -31,6 +31,7 @@ STATS = EngineStats(
     generated_tokens=40, computed_tokens=200,
     wall_s=2.5, prefill_tok_s=400.0, decode_tok_s=120.0, steps=9, preemptions=0, evicted_pages=0,
     peak_pages=80, num_pages=100, page_size=16, page_fill=0.97, radix_s=0.01, schedule_s=0.02, forward_s=2.0,
+    kv_read_bytes=1000, kv_tile_bytes=2000, kv_unshared_bytes=9000,
 )  # fmt: skip
 INFO = EngineInfo(
     model="smollm2-135m", family="llama", parameters=134_515_008, weight_bytes=538_000_000, dtype="float32",
@@ -165,6 +166,7 @@ def test_every_flag_of_sampling_is_a_field() -> None:
         ("--dtype=bfloat16", "dtype", "bfloat16"),
         ("--quantization=int8", "quantization", "int8"),
         ("--attention=cpu", "attention", "cpu"),
+        ("--attention=triton", "attention", "triton"),
         ("--page-size=4", "page_size", 4),
         ("--kv-memory=1.5GiB", "kv_memory", parse_bytes("1536MiB")),
         ("--num-pages=77", "num_pages", 77),
@@ -282,7 +284,7 @@ def test_a_refused_prompt_has_its_line_and_the_run_goes_on(
         (["--stop", "\udcff"], "stop is not valid Unicode"),
         (["--stats", "/tmp/" + "x" * 300], "--stats: cannot write '/tmp/xxx"),
         (["--eviction", "fifo"], "argument --eviction: invalid choice: 'fifo'"),
-        (["--device", "abacus"], "device must be one of"),
+        (["--device", "abacus"], "argument --device: invalid choice: 'abacus'"),
         (["--stats", "/nowhere/stats.json"], "--stats: there is no folder '/nowhere'"),
         (["--prompts", "/nowhere/in.jsonl"], "cannot read /nowhere/in.jsonl: No such file or directory"),
     ],

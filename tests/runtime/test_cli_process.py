@@ -18,6 +18,7 @@ STATS_FIELDS = {
     "prompt_tokens", "cached_tokens", "hit_rate", "optimal_hit_rate", "hit_rate_of_optimal",
     "generated_tokens", "wall_s", "prefill_tok_s", "decode_tok_s", "steps", "preemptions", "evicted_pages",
     "peak_pages", "num_pages", "page_size", "page_fill", "radix_s", "schedule_s", "forward_s",
+    "kv_read_bytes", "kv_tile_bytes", "kv_unshared_bytes",
     "computed_tokens",
 }  # fmt: skip
 

@@ -38,7 +38,7 @@ def test_a_switch_is_true_or_false(value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "allowed"), [("dtype", "float32, bfloat16, float16"), ("quantization", "none, int8")]
+    ("name", "allowed"), [("dtype", "auto, float32, bfloat16, float16"), ("quantization", "none, int8")]
 )
 def test_a_choice_that_there_is_not_is_refused_with_those_there_are(name: str, allowed: str) -> None:
     assert refused(**{name: "int4"}) == f"{name} must be one of {allowed}, got 'int4'"

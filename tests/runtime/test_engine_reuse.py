@@ -202,3 +202,21 @@ def test_a_start_beyond_the_prompt_is_refused(open_engine: OpenEngine) -> None:
     sampling = greedy(1, prompt_logprobs_start=4)
     with pytest.raises(InvalidRequest, match="must be at most the 3 tokens of the prompt, got 4"):
         open_engine().add(Request("r", (5, 6, 7), sampling))
+
+
+def test_keys_that_rows_share_are_read_once_and_counted(open_engine: OpenEngine) -> None:
+    engine = open_engine(num_pages=4096)
+    stem = numbers(200)
+    engine.generate([stem], greedy(1))
+    before = engine.stats()
+    engine.generate([stem + [50 + i] * 4 for i in range(8)], greedy(2))
+    after = engine.stats()
+    read, tiles, unshared = (
+        getattr(after, name) - getattr(before, name)
+        for name in ("kv_read_bytes", "kv_tile_bytes", "kv_unshared_bytes")
+    )
+    a_token = engine.info().kv_bytes // (after.num_pages * after.page_size)
+    # Two steps of eight rows: 204 and 205 tokens each, of which 192 are read once for all.
+    assert unshared == 8 * (204 + 205) * a_token
+    assert read == (2 * 192 + 8 * (12 + 13)) * a_token
+    assert read <= tiles < unshared

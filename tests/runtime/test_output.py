@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radixlm.runtime.output import OutputStream
+from radixlm.runtime.random_stream import stream_key
 from radixlm.runtime.sampling_params import SamplingParams
 from radixlm.runtime.sequence import Sequence
 from radixlm.runtime.types import Event, Request, TokenLogprob
@@ -120,11 +121,11 @@ def test_an_error_is_told_with_the_text_so_far() -> None:
     assert (last.text, last.finish_reason, last.error) == ("s", "error", "the step failed")
 
 
-def test_random_numbers_depend_on_choice_and_position_and_a_greedy_row_draws_none() -> None:
-    rows = [stream_of(index=index).sample_row().uniform for index in range(3)]
-    assert len(set(rows)) == 3
-    assert stream_of(index=1).sample_row().uniform == rows[1]
-    assert stream_of(temperature=0.0).sample_row().uniform == 0.0
+def test_a_row_names_its_choice_its_position_and_the_key_of_its_seed() -> None:
+    stream = stream_of(index=2)
+    row = stream.sample_row()
+    assert (row.key, row.choice, row.position) == (stream_key(3, ()), 2, 2)
+    assert stream_of(index=1).sample_row().choice == 1
 
 
 @given(

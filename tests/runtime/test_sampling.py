@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from radixlm.runtime.random_stream import uniform_for
+from radixlm.runtime.random_stream import stream_key
 from radixlm.runtime.sampling import Sampled, SampleRow, adjusted_logits, sample
 from radixlm.runtime.sampling_params import SamplingParams
 
@@ -25,9 +25,11 @@ def _row(
     prompt: Sequence[int] = (),
     output: Sequence[int] = (),
     eos: Sequence[int] = (),
-    uniform: float = 0.5,
+    key: int = 1,
+    choice: int = 0,
+    position: int = 0,
 ) -> SampleRow:
-    return SampleRow(params, prompt, output, eos, uniform)
+    return SampleRow(params, prompt, output, eos, key, choice, position)
 
 
 def _one(logits: Sequence[float], row: SampleRow) -> int:
@@ -54,13 +56,13 @@ def test_a_row_of_one_value_gives_id_zero_on_the_short_and_the_long_way(size: in
 
 def test_greedy_reads_no_filter_and_no_random_number() -> None:
     params = SamplingParams(temperature=0, top_k=1, top_p=0.1, min_p=1.0)
-    assert {_one([1.0, 4.0, 2.0], _row(params, uniform=u)) for u in (0.0, 0.5, 0.999)} == {1}
+    assert {_one([1.0, 4.0, 2.0], _row(params, position=i)) for i in range(20)} == {1}
 
 
 def test_a_temperature_just_above_greedy_still_takes_the_best() -> None:
     for temperature in (1e-6, 1e-5):
         params = SamplingParams(temperature=temperature)
-        assert _one([1.0, 4.0, 3.99], _row(params, uniform=0.999)) == 1
+        assert {_one([1.0, 4.0, 3.99], _row(params, position=i)) for i in range(20)} == {1}
 
 
 def test_no_rows_give_an_empty_result() -> None:
@@ -75,8 +77,8 @@ def test_a_bias_of_100_forces_and_of_minus_100_bans_a_token() -> None:
     for temperature in (0.0, 1.0):
         forced = SamplingParams(temperature=temperature, logit_bias={1: 100})
         banned = SamplingParams(temperature=temperature, logit_bias={0: -100, 2: -100})
-        assert {_one(logits, _row(forced, uniform=u)) for u in (2**-53, 0.5, 0.999999)} == {1}
-        assert {_one(logits, _row(banned, uniform=u)) for u in (2**-53, 0.5, 0.999999)} == {1}
+        assert {_one(logits, _row(forced, position=i)) for i in range(20)} == {1}
+        assert {_one(logits, _row(banned, position=i)) for i in range(20)} == {1}
 
 
 def test_a_bias_is_added_before_penalties() -> None:
@@ -146,8 +148,7 @@ def test_an_ignored_end_of_text_is_an_ordinary_token_below_min_tokens() -> None:
 
 def test_a_draw_never_gives_a_forbidden_end() -> None:
     params = SamplingParams(min_tokens=1)
-    uniforms = [i / 50 for i in range(50)]
-    rows = [_row(params, eos=[0, 3], uniform=u) for u in uniforms]
+    rows = [_row(params, eos=[0, 3], position=i) for i in range(50)]
     assert set(sample(torch.zeros(50, 4), rows).token_ids) == {1, 2}
 
 
@@ -217,19 +218,19 @@ def test_only_rows_that_ask_get_logprobs() -> None:
 # -- seeds
 
 
-def _text(seed: int, index: int, branch: tuple[int, ...] = (), mates: int = 0) -> list[int]:
+def _text(seed: int, choice: int, branch: tuple[int, ...] = (), mates: int = 0) -> list[int]:
     """Twelve tokens of one choice whose logits depend on the position, sampled after `mates` greedy rows."""
     tokens = []
     for position in range(12):
         logits = _random_logits(mates + 1, 50, seed=position)
         logits[-1] = _random_logits(1, 50, seed=100 + position)[0]
-        own = _row(SamplingParams(), uniform=uniform_for(seed, branch, index, position))
+        own = _row(SamplingParams(), key=stream_key(seed, branch), choice=choice, position=position)
         tokens.append(sample(logits, [_row()] * mates + [own]).token_ids[-1])
     return tokens
 
 
 def test_choices_and_branches_of_one_seed_differ_and_come_back_the_same() -> None:
-    texts = [_text(7, index) for index in range(4)] + [_text(7, 0, (child,)) for child in range(4)]
+    texts = [_text(7, choice) for choice in range(4)] + [_text(7, 0, (child,)) for child in range(4)]
     assert len({tuple(text) for text in texts}) == 8
     assert _text(7, 2) == texts[2]
     assert _text(8, 2) != texts[2]
@@ -260,7 +261,8 @@ def _random_row(draw: random.Random, size: int) -> SampleRow:
     )
     prompt = [draw.randrange(size) for _ in range(draw.randrange(6))]
     output = [draw.randrange(size) for _ in range(draw.randrange(4))]
-    return SampleRow(params, prompt, output, (size - 1,), draw.random())
+    place = (draw.getrandbits(64), draw.getrandbits(32), draw.getrandbits(32))
+    return SampleRow(params, prompt, output, (size - 1,), *place)
 
 
 def test_the_value_of_a_row_is_its_token_beside_the_best_of_its_raw_logits() -> None:

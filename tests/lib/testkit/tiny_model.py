@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import gguf
 import numpy as np
 import torch
 from transformers import (
@@ -29,6 +28,9 @@ from transformers import (
 )
 
 from .byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE
+
+if TYPE_CHECKING:
+    import gguf
 
 _BASE = {"vocab_size": 97, "num_hidden_layers": 2, "max_position_embeddings": 128, "pad_token_id": 0}
 
@@ -137,12 +139,15 @@ def save_tiny_gguf(
     model: PreTrainedModel,
     path: Path,
     *,
-    stored: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    stored: gguf.GGMLQuantizationType | None = None,
     keys: Mapping[str, int | float | str] | None = None,
     extra: Mapping[str, np.ndarray[Any, Any]] | None = None,
 ) -> Path:
-    """Write a GGUF file as llama.cpp's converter does: matrices as `stored`, the rest float32; q and k of
-    Llama's kin with their rows in pairs. keys: more metadata, below the architecture. extra: more tensors."""
+    """Write a GGUF file as llama.cpp's converter does: matrices as `stored` (default: float32), the rest
+    float32; q and k of Llama's kin with their rows in pairs. keys: more metadata, below the architecture.
+    extra: more tensors."""
+    import gguf
+
     config = model.config
     arch = "llama" if config.model_type == "mistral" else config.model_type
     writer = gguf.GGUFWriter(path, arch)
@@ -167,7 +172,7 @@ def save_tiny_gguf(
             if part in name and arch in ("llama", "smollm3"):
                 halves = array.reshape(heads, 2, -1, *array.shape[1:])
                 array = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(array.shape)
-        _add_tensor(writer, name, array, stored)
+        _add_tensor(writer, name, array, gguf.GGMLQuantizationType.F32 if stored is None else stored)
     for name, array in (extra or {}).items():
         writer.add_tensor(name, array)
     writer.write_header_to_file()
@@ -180,6 +185,8 @@ def save_tiny_gguf(
 def _add_tensor(
     writer: gguf.GGUFWriter, name: str, array: np.ndarray[Any, Any], stored: gguf.GGMLQuantizationType
 ) -> None:
+    import gguf
+
     for theirs, ours in _GGUF_NAMES.items():
         name = name.replace(theirs, ours)
     if array.ndim == 1:
