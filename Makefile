@@ -5,11 +5,13 @@
 #   make check    lint, types, contracts   make bench-engine  reuse and overhead of the engine alone
 #                                          make bench-exact   the whole table of equal tokens
 #                                          make bench-score   scores against transformers (needs DATA)
-#                                          make bench-soak    memory, pages and ends over many requests
+#   make gpu      kernels, engine on a GPU make bench-soak    memory, pages and ends over many requests
 #
 # Benchmarks write to benchmarks/results/. make bench takes PEERS=vllm,openvino,llamacpp,transformers (default: the
 # last, which is here), PEERS_DIR=FOLDER (default: ~/peers), ROWS=shared,unique,..., QUICK=1, OUT=FILE.json, and
 # DATA=FOLDER, which holds mmlu/ and gsm8k/: scoring, quality and hit rates need it.
+#
+# make gpu uses the Python of .venv if there is one, else python3, installs nothing and writes GPU_OUT/check.json.
 #
 # TORCH is what pip installs first, so that the package's own range (torch>=2.11) is already met. Another build:
 # make install TORCH='torch==2.12.0 --index-url URL', with the index of that build.
@@ -30,7 +32,7 @@ PIP := $(BIN)/python -m pip install --quiet
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: install demo check test bench bench-engine bench-exact bench-score bench-soak clean
+.PHONY: install demo check test gpu bench bench-engine bench-exact bench-score bench-soak clean
 
 install: $(INSTALLED)
 
@@ -56,6 +58,10 @@ test: export OMP_NUM_THREADS ?= 2
 test: export OMP_WAIT_POLICY ?= passive
 test: install
 	$(BIN)/pytest -n $(JOBS) --dist loadfile
+
+GPU_OUT ?= out/gpu
+gpu: # needs nothing installed
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,python3) -P tests/gpu/check.py --out $(GPU_OUT)
 
 OUT ?= benchmarks/results/bench.json
 bench: $(INSTALLED_BENCH)

@@ -1,6 +1,7 @@
 """Which op table an engine computes with: chosen once, by its options and by what the machine has.
 
-The GPU's table is imported only where it is chosen: Triton takes a second to load.
+A table is imported only where it is chosen: Triton takes a second to load, and a machine with a GPU need not
+have what the CPU's is compiled with.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from dataclasses import replace
 
 import torch
 
-from ..kernels.cpu import UnsupportedDtype, cpu_ops
 from ..kernels.ops import Ops
 from .config import EngineConfig
 from .errors import InvalidConfig
@@ -52,6 +52,8 @@ def open_ops(config: EngineConfig, shape: ModelConfig) -> Ops:
             return triton_ops(*heads, device=torch.device(config.device), dtype=dtype)
         except NotPossible as error:
             raise InvalidConfig(f"attention triton is not possible here: {error}") from None
+    from ..kernels.cpu import UnsupportedDtype, cpu_ops
+
     try:
         return cpu_ops(
             shape.num_heads,

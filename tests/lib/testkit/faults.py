@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,7 +28,6 @@ from radixlm.radix.node import Namespace, Node
 from radixlm.radix.tree import Match, PrefixTree
 from radixlm.radix.views import Peek
 from radixlm.runtime import batch as batches
-from radixlm.runtime.batch import Batch
 from radixlm.runtime.scheduler import Scheduler
 from radixlm.runtime.sequence import Sequence as Tokens
 from radixlm.runtime.slot_logprobs import SlotLogprobs
@@ -306,72 +306,75 @@ def _writing_starts_a_slot_late() -> Iterator[None]:
 @contextmanager
 def _causal_offset_is_one_more() -> Iterator[None]:
     """Off by one: each query also sees the position after its own."""
-    segment = plans._Cut._segment
+    segments = plans._segments
 
-    def one_more(
-        self: plans._Cut, first: int, last: int, table: Ints, page: int, stop: int, causal: int
-    ) -> None:
-        segment(self, first, last, table, page, stop, causal + (causal >= 0))
+    def one_more(rows: plans._Rows, options: plans.PlanOptions) -> plans._Segments:
+        right = segments(rows, options)
+        return replace(right, causal=right.causal + (right.causal >= 0))
 
-    with _replaced(plans._Cut, "_segment", one_more):
+    with _replaced(plans, "_segments", one_more):
         yield
 
 
 @contextmanager
 def _causal_offset_is_one_less() -> Iterator[None]:
     """Off by one: no query after the first sees its own position."""
-    segment = plans._Cut._segment
+    segments = plans._segments
 
-    def one_less(
-        self: plans._Cut, first: int, last: int, table: Ints, page: int, stop: int, causal: int
-    ) -> None:
-        segment(self, first, last, table, page, stop, causal - (causal > 0))
+    def one_less(rows: plans._Rows, options: plans.PlanOptions) -> plans._Segments:
+        right = segments(rows, options)
+        return replace(right, causal=right.causal - (right.causal > 0))
 
-    with _replaced(plans._Cut, "_segment", one_less):
+    with _replaced(plans, "_segments", one_less):
         yield
 
 
 @contextmanager
 def _shared_runs_are_a_page_too_long() -> Iterator[None]:
     """Rows that share pages are taken to share the page after them as well."""
-    shared_pages = plans._shared_pages
+    shared_pages = plans._Rows.shared_pages
 
-    def one_more(tables: Sequence[Ints], starts: Sequence[int], page_size: int) -> list[int]:
-        shared = shared_pages(tables, starts, page_size)
-        lengths = [min(len(a), len(b)) for a, b in pairwise(tables)]
+    def one_more(self: plans._Rows, at_a_time: int) -> list[int]:
+        shared = shared_pages(self, at_a_time)
+        lengths = [min(len(a), len(b)) for a, b in pairwise(self.tables)]
         return [min(n + (n > 0), most) for n, most in zip(shared, lengths, strict=True)]
 
-    with _replaced(plans, "_shared_pages", one_more):
+    with _replaced(plans._Rows, "shared_pages", one_more):
         yield
 
 
 @contextmanager
 def _shared_runs_end_at_any_page() -> Iterator[None]:
     """What rows share ends inside a block of keys, so that their sums are cut elsewhere than alone."""
-    paying = plans._Cut._paying
+    shared_pages = plans._Rows.shared_pages
 
-    def unaligned(self: plans._Cut, rows: int, depth: int, common: int) -> int:
-        self.options = replace(self.options, align_tokens=self.page_size)
-        return paying(self, rows, depth, common)
+    def unaligned(self: plans._Rows, at_a_time: int) -> list[int]:
+        return shared_pages(self, min(at_a_time, 1))
 
-    with _replaced(plans._Cut, "_paying", unaligned):
+    with _replaced(plans._Rows, "shared_pages", unaligned):
         yield
 
 
 @contextmanager
 def _long_chunks_are_cut_at_their_first_page() -> Iterator[None]:
     """The blocks of a long chunk begin where its queries do, those of a single token at position 0."""
-    tail = plans._Cut._tail
+    segments = plans._segments
 
-    def cut(self: plans._Cut, row: int, depth: int) -> None:
-        first, last = self.query_at[row], self.query_at[row + 1]
-        whole = self.starts[row] // self.page_size
-        if last - first >= 8 and whole > depth:
-            self._segment(first, last, self.tables[row], depth, whole * self.page_size, -1)
-            depth = whole
-        tail(self, row, depth)
+    def cut(rows: plans._Rows, options: plans.PlanOptions) -> plans._Segments:
+        right, size = segments(rows, options), rows.page_size
+        columns = (right.query_start, right.query_count, right.kv_start, right.kv_tokens, right.causal)
+        found: list[tuple[int, ...]] = []
+        for start, count, low, tokens, causal, page in zip(*columns, right.page_start[:-1], strict=True):
+            whole = causal // size if count >= 8 else 0
+            if whole > 0:
+                found.append((start, count, low, whole * size, -1, page))
+                low, tokens, causal = low + whole * size, tokens - whole * size, causal - whole * size
+                page += whole
+            found.append((start, count, low, tokens, causal, page))
+        *parts, pages = np.array(found, dtype=np.int32).reshape(-1, 6).T
+        return plans._Segments(*parts, np.append(pages, right.page_start[-1:]), right.pages)
 
-    with _replaced(plans._Cut, "_tail", cut):
+    with _replaced(plans, "_segments", cut):
         yield
 
 
@@ -393,15 +396,14 @@ def _a_partial_is_left_out() -> Iterator[None]:
 @contextmanager
 def _logits_go_to_rows_as_they_came() -> Iterator[None]:
     """A token is sampled from another sequence's logits: rows are reordered, their logits are not."""
-    tensors = batches._tensors
+    inputs = batches._inputs
 
-    def unordered(rows: Sequence[Row], *rest: Any, **more: Any) -> Batch:  # Any: passed on as they come
-        batch = tensors(rows, *rest, **more)
-        owners = sorted((span.row for span in batch.spans), key=lambda row: row.key)
-        spans = zip(batch.spans, owners, strict=True)
-        return replace(batch, spans=tuple(replace(span, row=row) for span, row in spans))
+    def unordered(rows: Sequence[Row], *rest: Any) -> Any:  # Any: passed on as they come
+        right, spans = inputs(rows, *rest)
+        owners = sorted((span.row for span in spans), key=lambda row: row.key)
+        return right, tuple(replace(span, row=row) for span, row in zip(spans, owners, strict=True))
 
-    with _replaced(batches, "_tensors", unordered):
+    with _replaced(batches, "_inputs", unordered):
         yield
 
 
