@@ -335,9 +335,10 @@ def _shared_runs_are_a_page_too_long() -> Iterator[None]:
     shared_pages = plans._Rows.shared_pages
 
     def one_more(self: plans._Rows, at_a_time: int) -> list[int]:
-        shared = shared_pages(self, at_a_time)
+        shared = shared_pages(self, 1)
         lengths = [min(len(a), len(b)) for a, b in pairwise(self.tables)]
-        return [min(n + (n > 0), most) for n, most in zip(shared, lengths, strict=True)]
+        longer = [min(n + (n > 0), most) for n, most in zip(shared, lengths, strict=True)]
+        return [n // at_a_time * at_a_time for n in longer]
 
     with _replaced(plans._Rows, "shared_pages", one_more):
         yield
