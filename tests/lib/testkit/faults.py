@@ -330,15 +330,14 @@ def _causal_offset_is_one_less() -> Iterator[None]:
 
 
 @contextmanager
-def _shared_runs_are_a_page_too_long() -> Iterator[None]:
-    """Rows that share pages are taken to share the page after them as well."""
+def _shared_runs_are_too_long() -> Iterator[None]:
+    """Rows that share pages are taken to share the next ones as well."""
     shared_pages = plans._Rows.shared_pages
 
     def one_more(self: plans._Rows, at_a_time: int) -> list[int]:
-        shared = shared_pages(self, 1)
-        lengths = [min(len(a), len(b)) for a, b in pairwise(self.tables)]
-        longer = [min(n + (n > 0), most) for n, most in zip(shared, lengths, strict=True)]
-        return [n // at_a_time * at_a_time for n in longer]
+        shared = shared_pages(self, at_a_time)
+        lengths = [min(len(a), len(b)) // at_a_time * at_a_time for a, b in pairwise(self.tables)]
+        return [min(n + at_a_time, most) for n, most in zip(shared, lengths, strict=True)]
 
     with _replaced(plans._Rows, "shared_pages", one_more):
         yield
@@ -510,7 +509,7 @@ FAULTS: dict[str, Fault] = {
     "preemption: known logits are asked again": Fault("values", _replays_ask_for_known_logits_again),
     "causal offset: one more": Fault("plan", _causal_offset_is_one_more),
     "causal offset: one less": Fault("attention", _causal_offset_is_one_less),
-    "shared run: a page too long": Fault("plan", _shared_runs_are_a_page_too_long),
+    "shared run: too long": Fault("plan", _shared_runs_are_too_long),
     "alignment: shared runs end at any page": Fault("bits", _shared_runs_end_at_any_page),
     "alignment: long chunks are cut where they begin": Fault(
         "bits", _long_chunks_are_cut_at_their_first_page
