@@ -336,8 +336,9 @@ def _shared_runs_are_too_long() -> Iterator[None]:
 
     def one_more(self: plans._Rows, at_a_time: int) -> list[int]:
         shared = shared_pages(self, at_a_time)
-        lengths = [min(len(a), len(b)) // at_a_time * at_a_time for a, b in pairwise(self.tables)]
-        return [min(n + at_a_time, most) for n, most in zip(shared, lengths, strict=True)]
+        whole = [(min(a, b) - 1) // self.page_size for a, b in pairwise(self.stops.tolist())]
+        most = [pages // at_a_time * at_a_time for pages in whole]  # each tail keeps a token
+        return [max(n, min(n + at_a_time, limit)) for n, limit in zip(shared, most, strict=True)]
 
     with _replaced(plans._Rows, "shared_pages", one_more):
         yield
