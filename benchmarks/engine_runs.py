@@ -16,7 +16,6 @@ from typing import Any
 from common import MODEL
 from workloads import Ids
 
-from radixlm.kernels.ops import Ops
 from radixlm.runtime.engine import Engine
 from radixlm.runtime.kv_pool import KvPool
 from radixlm.runtime.metrics import EngineStats
@@ -87,9 +86,9 @@ def timed_copies() -> Iterator[list[float]]:
     seconds: list[float] = []
     copy = KvPool.copy
 
-    def timed(self: KvPool, copies: Sequence[Copy], ops: Ops) -> None:
+    def timed(self: KvPool, copies: Sequence[Copy]) -> None:
         start = perf_counter()
-        copy(self, copies, ops)
+        copy(self, copies)
         seconds.append(perf_counter() - start)
 
     KvPool.copy = timed  # type: ignore[method-assign]

@@ -23,8 +23,8 @@ if torch.cuda.is_available():
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = Place(torch.device("cpu"), is_small=True)
-ABSENT = ("fastapi", "uvicorn", "outlines", "llguidance", "gguf")
-"""Not on the machine with the GPU."""
+ABSENT = ("fastapi", "uvicorn", "outlines", "llguidance", "gguf", "numba", "llvmlite")
+"""What a machine with a GPU need not have."""
 
 WITHOUT = """
 import runpy, sys

@@ -30,6 +30,7 @@ SHARED_LIMIT = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 MATRIX = {80: ("HMMA",), 90: ("HGMMA", "HMMA"), 100: ("UTCHMMA", "HMMA")}
 """Matrix instructions by target; the first is that of large tiles."""
 
+_TOLD = ("BLOCK", "KIND", "GELU", "WORDS", "residual_ptr", "rows")
 _PROCESSORS = {80: 108, 90: 132, 100: 148}
 _COUNTED = {
     "16-byte loads": r"LDG\.E\.(?:\w+\.)*128|LDGSTS\.E\.(?:\w+\.)*128|UTMALDG",
@@ -45,9 +46,9 @@ _COUNTED = {
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """One kernel of a case for one target. options: its constants. local: bytes of stack and local memory a
-    thread. counts: how many instructions of a kind, without those that there are none of. error: why there is
-    no code; all else is zero then."""
+    """One kernel of a case for one target. options: its constants, and arguments that are None. local: bytes
+    of stack and local memory a thread. counts: how many instructions of a kind, without those that there are
+    none of. error: why there is no code; all else is zero then."""
 
     case: str
     kernel: str
@@ -112,12 +113,16 @@ def table(found: Sequence[Compiled]) -> str:
     ]
     for one in found:
         counts = ", ".join(f"{n} {kind}" for kind, n in one.counts.items() if kind != "spills")
-        tile = " ".join(f"{k}={v}" for k, v in one.options.items() if k.startswith(("BLOCK", "KIND")))
+        tile = " ".join(_told(*option) for option in one.options.items() if option[0].startswith(_TOLD))
         lines.append(
             f"| {one.case} | {one.kernel} {tile} | {one.arch} | {one.warps} | {one.stages} | {one.registers} "
             f"| {one.shared / 1024:.1f} | {one.spills} | {one.error or counts} |"
         )
     return "\n".join(lines)
+
+
+def _told(name: str, value: Any) -> str:
+    return f"without {name.removesuffix('_ptr')}" if value is None else f"{name}={value}"
 
 
 def _compile(case: str, arch: int) -> list[Compiled]:
@@ -206,7 +211,11 @@ def _read(case: str, arch: int, kernel: Any) -> Compiled:
         case=case,
         kernel=kernel.metadata.name.strip("_").removesuffix("_kernel"),
         arch=arch,
-        options={names[at[0]]: value for at, value in kernel.src.constants.items() if names[at[0]].isupper()},
+        options={
+            name: value
+            for (at, *_), value in kernel.src.constants.items()
+            if (name := names[at]).isupper() or value is None
+        },
         warps=kernel.metadata.num_warps,
         stages=kernel.metadata.num_stages,
         registers=sizes["REG"],

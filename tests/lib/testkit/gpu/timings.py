@@ -26,6 +26,7 @@ from radixlm.kernels.rms_norm import add_rms_norm, rms_norm
 from radixlm.kernels.sample import sample
 from radixlm.kernels.silu_mul import silu_mul
 from radixlm.kernels.triton_ops import triton_ops
+from radixlm.kernels.triton_plan import WIDE_ROWS
 
 from . import llama
 from .report import Place, Row
@@ -146,7 +147,8 @@ class _Batch:
         pairs = list(zip(self.q, self.pools, strict=True))
         calls: list[Call] = [partial(ops.attend, q, *pool, prepared) for q, pool in pairs]
         a_token = 2 * self.pools[0][0].shape[1] * size * self.q[0].element_size()
-        read = read_tokens(plan, options.queries_a_tile)
+        group = self.q[0].shape[1] // self.pools[0][0].shape[1]
+        read = read_tokens(plan, WIDE_ROWS // group)
         figures = {"read once GB": read.once * a_token / 1e9, "by tile GB": read.by_tile * a_token / 1e9}
         return calls, figures
 
