@@ -15,13 +15,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from common import Report, command_line, say
-from engine_overhead import bookkeeping
+from engine_overhead import bookkeeping, planning
 from engine_reuse import hit_rates, page_fill
 from engine_speed import shared_decoding
 
 PARTS = {
     "decode": shared_decoding,
     "overhead": bookkeeping,
+    "planning": planning,
     "hits": hit_rates,
     "fill": page_fill,
 }

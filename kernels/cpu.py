@@ -13,12 +13,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .cpu_attention import BLOCK, CpuAttention
+from .cpu_attention import CpuAttention
 from .cpu_fused import CpuFused
 from .cpu_ir import HAS_FLOAT16, PANEL
 from .cpu_linear import ByteLinear, PackedLinear
 from .cpu_memory import Arena, zeros
 from .cpu_replay import Recorder
+from .cpu_softmax import BLOCK
 from .cpu_team import Team
 from .ops import Linear, Ops
 from .plan import PlanOptions

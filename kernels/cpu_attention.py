@@ -35,8 +35,7 @@ from .cpu_ir import (
     rows_at_once,
     words,
 )
-from .cpu_softmax import BLOCK as BLOCK  # read by those who make plans
-from .cpu_softmax import FEW, UNMASKED, softmax_block
+from .cpu_softmax import BLOCK, FEW, UNMASKED, softmax_block
 from .cpu_team import Team, job
 from .ops import PreparedPlan
 from .plan import AttentionPlan

@@ -275,6 +275,19 @@ def _machine(device: torch.device) -> tuple[int, int]:
     return properties.major * 10 + properties.minor, properties.multi_processor_count
 
 
+def programs_for(
+    device: torch.device, dtype: torch.dtype, head_dim: int, num_kv_heads: int
+) -> tuple[int, int]:
+    """How many programs work side by side on one KV head's wide items, and on its narrow ones."""
+    arch, processors = _machine(device)
+    wide, narrow = _tile_for(arch, dtype, _padded(head_dim))
+    return -(-processors * wide.programs // num_kv_heads), -(-processors * narrow.programs // num_kv_heads)
+
+
+def _padded(head_dim: int) -> int:
+    return max(16, int(triton.next_power_of_2(head_dim)))
+
+
 def tree_attention(
     q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: TritonPlan, out: Tensor | None = None
 ) -> Tensor:
@@ -292,13 +305,13 @@ def tree_attention(
     num_queries, num_heads, head_dim = q.shape
     if num_queries == 0:
         return out
-    padded = max(16, triton.next_power_of_2(head_dim))
+    padded = _padded(head_dim)
     arch, processors = _machine(q.device)
+    programs_of = programs_for(q.device, q.dtype, head_dim, plan.num_kv_heads)
     partials = q.new_empty((plan.partial_capacity, num_heads, head_dim), dtype=torch.float32)
     weights = q.new_empty((plan.partial_capacity, num_heads), dtype=torch.float32)
     for kind, tile in enumerate(_tile_for(arch, q.dtype, padded)):
-        programs = -(-processors * tile.programs // plan.num_kv_heads)
-        _tree_attention_kernel[(programs, plan.num_kv_heads)](
+        _tree_attention_kernel[(programs_of[kind], plan.num_kv_heads)](
             q,
             k_pages,
             v_pages,

@@ -1,14 +1,15 @@
 """The op table for a GPU: Triton kernels over the radix tree, and torch for products of matrices.
 
 `triton_ops` fills it. Weights, activations and pages are of one dtype; sums of norms, attention and sampling
-are made in float32. Nothing here waits for the device: what a step needs of the host goes over in two copies,
-the plan and the inputs. Without a GPU the same table works on tensors in the host's memory where Triton's
-interpreter is on, which is slow and for tests.
+are made in float32. Nothing here waits for the device: what a step needs of the host goes over in three
+copies, the plan, the inputs and what rows ask of sampling. Without a GPU the same table works on tensors in
+the host's memory where Triton's interpreter is on, which is slow and for tests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import triton
@@ -21,13 +22,11 @@ from .plan import AttentionPlan, PlanOptions
 from .rms_norm import add_rms_norm, rms_norm
 from .sample import sample
 from .silu_mul import silu_mul
-from .tree_attention import tree_attention
-from .triton_plan import WIDE_ROWS, TritonPlan, lower
+from .tree_attention import programs_for, tree_attention
+from .triton_plan import NARROW_ROWS, WIDE_ROWS, TritonPlan, lower
 
 ALIGN_TOKENS = 64
 """Where shared parts and pieces of long segments end: whole tiles of keys."""
-PROGRAMS_A_PROCESSOR = 2
-"""How many programs of attention a multiprocessor runs at once, as work is split for them."""
 
 
 class NotPossible(ValueError):
@@ -58,9 +57,10 @@ def triton_ops(
         raise NotPossible("its kernels need a GPU; TRITON_INTERPRET=1 runs them on a CPU, slowly, for tests")
     if head_dim % 8 or head_dim > 256:
         raise NotPossible(f"its kernels take head sizes that are multiples of 8 up to 256, got {head_dim}")
-    if num_heads % num_kv_heads or num_heads // num_kv_heads > 16:
+    group = num_heads // num_kv_heads
+    if num_heads % num_kv_heads or group > NARROW_ROWS:
         raise NotPossible(
-            f"its kernels take up to 16 query heads a key head, got {num_heads} and {num_kv_heads}"
+            f"its kernels take up to {NARROW_ROWS} query heads a key head, got {num_heads} and {num_kv_heads}"
         )
 
     def upload(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -77,30 +77,24 @@ def triton_ops(
         assert isinstance(plan, TritonPlan), "attend takes what prepare made"
         return tree_attention(q, k_pages, v_pages, plan)
 
-    def write(
-        qkv: Tensor,
-        norms: tuple[Tensor, Tensor, float] | None,
-        angles: tuple[Tensor, Tensor] | None,
-        positions: Tensor,
-        slots: Tensor,
-        k_pages: Tensor,
-        v_pages: Tensor,
-    ) -> Tensor:
-        return turn_and_write(qkv, norms, angles, positions, slots, k_pages, v_pages, num_heads=num_heads)
-
     def copy(pool: Tensor, sources: Sequence[int], targets: Sequence[int]) -> None:
         copy_pages(pool, *upload([torch.tensor(list(ids), dtype=torch.int64) for ids in (sources, targets)]))
 
     return Ops(
         name="triton",
         device=device,
-        plan_options=_plan_options(device, num_heads, num_kv_heads),
+        # Rows that decode, the narrow items, are what needs to be split: a prompt is many items anyway.
+        plan_options=PlanOptions(
+            align_tokens=ALIGN_TOKENS,
+            queries_a_tile=WIDE_ROWS // group,
+            workers=programs_for(device, dtype, head_dim, num_kv_heads)[1],
+        ),
         upload=upload,
         pack_linear=pack_linear,
         take_rows=lambda table, ids: table.index_select(0, ids),
         rms_norm=rms_norm,
         add_rms_norm=add_rms_norm,
-        turn_and_write=write,
+        turn_and_write=partial(turn_and_write, num_heads=num_heads),
         silu_mul=silu_mul,
         zeros=lambda shape, dtype: torch.zeros(tuple(shape), dtype=dtype, device=device),
         copy_pages=copy,
@@ -115,14 +109,6 @@ def _upload(tensors: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]
     """All of them in one copy; torch keeps pinned memory until the copy is done."""
     if device.type == "cpu":
         return tensors
-    joined = torch.cat([*tensors]).pin_memory().to(device, non_blocking=True)
-    return torch.split(joined, [len(tensor) for tensor in tensors])
-
-
-def _plan_options(device: torch.device, num_heads: int, num_kv_heads: int) -> PlanOptions:
-    """Work is split for the programs that run at once; each KV head of an item is a program of its own."""
-    a_tile, workers = WIDE_ROWS // (num_heads // num_kv_heads), 1
-    if device.type == "cuda":
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
-        workers = -(-PROGRAMS_A_PROCESSOR * processors // num_kv_heads)
-    return PlanOptions(align_tokens=ALIGN_TOKENS, queries_a_tile=a_tile, workers=workers)
+    sizes = [len(tensor) for tensor in tensors]
+    staged = torch.cat([*tensors], out=torch.empty(sum(sizes), dtype=torch.int64, pin_memory=True))
+    return torch.split(staged.to(device, non_blocking=True), sizes)

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from ..kernels.ops import Ops
-from .sampling import Sampled, SampleRow
+from .sampling import Sampled, SampleRow, repeated, repetition_factor
 from .types import SlotValue, TokenLogprob
+
+_Edit = tuple[int, int, float]
 
 
 def sample_on_device(logits: Tensor, rows: Sequence[SampleRow], ops: Ops) -> Sampled:
@@ -32,20 +33,23 @@ def sample_on_device(logits: Tensor, rows: Sequence[SampleRow], ops: Ops) -> Sam
     whole = [[max(0, r.params.top_k), _signed(r.key), r.position, r.choice] for r in rows]
     packed = torch.cat([numbers.T.flatten().view(torch.int64), torch.tensor(whole).T.flatten()])
     asked = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
-    edits = _Edits(rows, logits.shape[1])
-    sent, which, *told = ops.upload([packed, torch.tensor(asked, dtype=torch.int64), *edits.columns])
+    edits = _edits(rows, logits.shape[1])
+    sent, which, *told = ops.upload([packed, torch.tensor(asked, dtype=torch.int64), *edits])
     count = len(rows)
     temperature, top_p, min_p = sent[: 3 * count].view(torch.float64).float().view(3, count)
     top_k, keys, positions, choices = sent[3 * count :].view(4, count)
-    scores = edits.applied(logits, told) if edits else logits
+    scores = _edited(logits, told) if told else logits
     ids = ops.sample(scores, temperature, top_k.int(), top_p, min_p, keys, positions, choices)
+    if told:  # what is edited may hide that a row's own logits are of no use
+        ids = torch.where(logits.amax(dim=1).isfinite(), ids, -1)
     found = [ids.double()]
-    top = max((rows[i].params.logprobs or 0 for i in asked), default=0)
+    most = max((rows[i].params.logprobs or 0 for i in asked), default=0)
+    top = max(1, min(most, logits.shape[1]))
     if asked:
-        found += _log_probabilities(logits[which], ids[which], max(1, min(top, logits.shape[1])))
+        found += _log_probabilities(logits[which], ids[which], top)
     fetched = torch.cat([part.flatten() for part in found]).tolist()
     token_ids = [int(x) for x in fetched[:count]]
-    values, logprobs = _told(fetched[count:], asked, token_ids, rows, max(1, min(top, logits.shape[1])))
+    values, logprobs = _told(fetched[count:], asked, token_ids, rows, top)
     return Sampled(token_ids, logprobs, [token < 0 for token in token_ids], values)
 
 
@@ -54,7 +58,8 @@ def _temperature(row: SampleRow) -> float:
 
 
 def _log_probabilities(raw: Tensor, ids: Tensor, top: int) -> list[Tensor]:
-    """Of each row: the token's, then the ids of the `top` best, then theirs; all (R, ...) float64."""
+    """Of each row: the token's, then the ids of the `top` best, then theirs; all (R, ...) float64. Of equal
+    ones at the end of a top list, any may be in it."""
     peaks = raw.amax(dim=1, keepdim=True)
     totals = (raw - peaks).exp().sum(dim=1, keepdim=True).log()
     best = raw.topk(top, dim=1)
@@ -72,8 +77,7 @@ def _told(
     values: list[SlotValue | None] = [None] * len(rows)
     logprobs: list[TokenLogprob | None] = [None] * len(rows)
     count = len(asked)
-    ends = list(accumulate([count, count * top, count * top]))
-    chosen, ids, bests = numbers[: ends[0]], numbers[ends[0] : ends[1]], numbers[ends[1] :]
+    chosen, ids, bests = numbers[:count], numbers[count : count + count * top], numbers[count + count * top :]
     for n, i in enumerate(asked):
         if token_ids[i] < 0:
             continue
@@ -84,56 +88,48 @@ def _told(
     return values, logprobs
 
 
-class _Edits:
-    """What rows want changed in their scores before anything is drawn, as flat lists over all rows.
-
-    columns: row, id and amount of what is added, then of factors, then of costs; row and id of what is
-    forbidden. Amounts travel as the bits of float64.
+def _edits(rows: Sequence[SampleRow], vocabulary: int) -> list[Tensor]:
+    """What rows want changed in their scores before anything is drawn, as flat columns over all rows: row, id
+    and amount of what is added, then of factors, then of costs; row and id of what is forbidden. None if no
+    row wants anything.
     """
-
-    def __init__(self, rows: Sequence[SampleRow], vocabulary: int) -> None:
-        added: list[tuple[int, int, float]] = []
-        scaled: list[tuple[int, int, float]] = []
-        spent: list[tuple[int, int, float]] = []
-        forbidden: list[tuple[int, int]] = []
-        for i, row in enumerate(rows):
-            params = row.params
-            added += [(i, token, bias) for token, bias in params.logit_bias]
-            if params.repetition_penalty != 1.0:
-                penalty = _within_float32(params.repetition_penalty)
-                scaled += [(i, token, penalty) for token in {*row.prompt_ids, *row.output_ids}]
-            frequency, presence = params.frequency_penalty, params.presence_penalty
-            if frequency or presence:
-                counts = Counter(row.output_ids)
-                spent += [(i, token, n * frequency + presence) for token, n in counts.items()]
-            forbidden += [(i, token) for token in row.forbidden_ids]
-        self._any = bool(added or scaled or spent or forbidden)
-        known = [[edit for edit in edits if edit[1] < vocabulary] for edits in (added, scaled, spent)]
-        self.columns = [column for edits in known for column in _columns(edits)]
-        kept = [edit for edit in forbidden if edit[1] < vocabulary]
-        self.columns += list(torch.tensor(kept, dtype=torch.int64).reshape(-1, 2).T.contiguous())
-
-    def __bool__(self) -> bool:
-        return self._any
-
-    def applied(self, logits: Tensor, columns: Sequence[Tensor]) -> Tensor:
-        """A changed copy; `columns` are those of this value, uploaded."""
-        scores = logits.clone()
-        (rows, ids, bias), (seen_rows, seen, penalty), (out_rows, out, cost) = (
-            columns[0:3],
-            columns[3:6],
-            columns[6:9],
-        )
-        scores[rows, ids] += _amounts(bias)
-        values, factors = scores[seen_rows, seen], _amounts(penalty)
-        limit = torch.finfo(scores.dtype).max
-        scores[seen_rows, seen] = torch.where(values < 0, values * factors, values / factors).clamp(max=limit)
-        scores[out_rows, out] -= _amounts(cost)
-        scores[columns[9], columns[10]] = -torch.inf
-        return scores
+    added: list[_Edit] = []
+    scaled: list[_Edit] = []
+    spent: list[_Edit] = []
+    forbidden: list[_Edit] = []
+    for i, row in enumerate(rows):
+        params = row.params
+        added += [(i, token, bias) for token, bias in params.logit_bias]
+        if params.repetition_penalty != 1.0:
+            factor = repetition_factor(params)
+            scaled += [(i, token, factor) for token in {*row.prompt_ids, *row.output_ids}]
+        frequency, presence = params.frequency_penalty, params.presence_penalty
+        if frequency or presence:
+            counts = Counter(row.output_ids)
+            spent += [(i, token, n * frequency + presence) for token, n in counts.items()]
+        forbidden += [(i, token, 0.0) for token in row.forbidden_ids]
+    kinds = (added, scaled, spent, forbidden)
+    if not any(kinds):
+        return []
+    columns = [
+        column for edits in kinds for column in _columns([edit for edit in edits if edit[1] < vocabulary])
+    ]
+    return columns[:-1]  # what is forbidden has no amount
 
 
-def _columns(edits: Sequence[tuple[int, int, float]]) -> list[Tensor]:
+def _edited(logits: Tensor, columns: Sequence[Tensor]) -> Tensor:
+    """A changed copy, by the columns of `_edits`."""
+    rows, ids, bias, seen_rows, seen, factors, out_rows, out, costs, gone_rows, gone = columns
+    scores = logits.clone()
+    scores[rows, ids] += _amounts(bias)
+    scores[seen_rows, seen] = repeated(scores[seen_rows, seen], _amounts(factors))
+    scores[out_rows, out] -= _amounts(costs)
+    scores[gone_rows, gone] = -torch.inf
+    return scores
+
+
+def _columns(edits: Sequence[_Edit]) -> list[Tensor]:
+    """Amounts travel as the bits of float64."""
     rows, ids, amounts = zip(*edits, strict=True) if edits else ((), (), ())
     places = [torch.tensor(column, dtype=torch.int64) for column in (rows, ids)]
     return [*places, torch.tensor(amounts, dtype=torch.float64).view(torch.int64)]
@@ -141,11 +137,6 @@ def _columns(edits: Sequence[tuple[int, int, float]]) -> list[Tensor]:
 
 def _amounts(bits: Tensor) -> Tensor:
     return bits.view(torch.float64).float()
-
-
-def _within_float32(penalty: float) -> float:
-    limits = torch.finfo(torch.float32)
-    return min(max(penalty, limits.tiny), limits.max)
 
 
 def _signed(key: int) -> int:

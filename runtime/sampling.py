@@ -128,12 +128,20 @@ def adjusted_logits(raw: Tensor, row: SampleRow) -> Tensor:
 def _penalise_repetition(scores: Tensor, row: SampleRow) -> None:
     if row.params.repetition_penalty == 1.0:
         return
-    limits = torch.finfo(scores.dtype)
-    # Kept to what the scores' type can hold: a factor that became 0 or inf would make NaN.
-    penalty = min(max(row.params.repetition_penalty, limits.tiny), limits.max)
     seen = _ids({*row.prompt_ids, *row.output_ids}, scores)
-    values = scores[seen]
-    scores[seen] = torch.where(values < 0, values * penalty, values / penalty).clamp(max=limits.max)
+    scores[seen] = repeated(scores[seen], repetition_factor(row.params))
+
+
+def repetition_factor(params: SamplingParams) -> float:
+    """Kept to what float32 can hold: a factor that became 0 or inf would make NaN."""
+    limits = torch.finfo(torch.float32)
+    return min(max(params.repetition_penalty, limits.tiny), limits.max)
+
+
+def repeated(values: Tensor, factor: float | Tensor) -> Tensor:
+    """Scores of tokens that were seen before."""
+    limit = torch.finfo(values.dtype).max
+    return torch.where(values < 0, values * factor, values / factor).clamp(max=limit)
 
 
 def _penalise_output(scores: Tensor, row: SampleRow) -> None:

@@ -42,7 +42,7 @@ def _register_profiles() -> None:
     # Cores are shared with other work: how long one example takes says nothing.
     patient = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "print_blob": True}
     settings.register_profile("dev", max_examples=50, **patient)
-    settings.register_profile("ci", max_examples=50, derandomize=True, **patient)
+    settings.register_profile("ci", max_examples=100, derandomize=True, **patient)
     settings.register_profile("nightly", max_examples=2000, **patient)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from radixlm.kernels.cpu import cpu_ops
-from radixlm.kernels.cpu_attention import BLOCK
+from radixlm.kernels.cpu_softmax import BLOCK
 from radixlm.kernels.plan import AttentionPlan, PlanOptions
 from testkit.compiled import attention
 from testkit.paged import (

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from radixlm.kernels.cpu_attention import BLOCK
 from radixlm.kernels.cpu_ir import LANES, PANEL
-from radixlm.kernels.cpu_softmax import FEW
+from radixlm.kernels.cpu_softmax import BLOCK, FEW
 from radixlm.kernels.plan import PlanOptions
 from testkit.compiled import attention
 from testkit.paged import Attention, Pool, Rows, Spec, attend, fill, grow, make_queries, private

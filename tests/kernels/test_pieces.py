@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from dataclasses import replace
 from itertools import pairwise
 
@@ -12,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixlm.kernels.cpu_attention import BLOCK
+from radixlm.kernels.cpu_softmax import BLOCK
 from radixlm.kernels.pieces import Costs, Work
 from radixlm.kernels.plan import AttentionPlan, PlanOptions, order_rows, read_tokens
 from testkit.compiled import attention
@@ -128,7 +129,9 @@ def test_where_cutting_is_free_no_worker_is_later_than_a_quarter(
     options = PlanOptions(align_tokens=1, workers=workers, costs=FREE)
     # A mask keeps what is behind it in one piece, which is little here.
     plan = plan_of(grow(1, [Spec(stop, min(new, stop // 500)) for stop, new in rows]), options)
-    assert lateness(plan, options) <= 1.27
+    # Tokens are whole: with 500 of them for 159 workers somebody has four, whatever is cut.
+    average = sum(items_of(plan, options.queries_a_tile)) / workers
+    assert lateness(plan, options) <= 1.25 * math.ceil(average) / average
 
 
 def some_rows(

@@ -15,8 +15,8 @@ from itertools import pairwise
 import torch
 
 from radixlm.kernels import reference
-from radixlm.kernels.cpu_attention import BLOCK
 from radixlm.kernels.cpu_ir import DOT, LANES, PAIRS
+from radixlm.kernels.cpu_softmax import BLOCK
 from radixlm.kernels.plan import PlanOptions
 from testkit.compiled import as_bytes, attention, byte_product_of, fused, packed
 from testkit.paged import Spec, attend, fill, grow, is_as_exact, make_queries
