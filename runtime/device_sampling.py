@@ -1,91 +1,158 @@
-"""Sampling where the logits are: the steps of sampling.py for all rows at once, by ops that wait for nobody.
+"""Sampling and log-probabilities where the logits are, for all rows at once, by ops that wait for nobody.
 
-What rows ask goes over in one copy, and one transfer brings back the tokens and the log-probabilities that
-were asked for: the only moment of a step in which the host waits for the device. The order of steps and the
-draw are those of sampling.py; scores are float32 throughout, so that two tokens within rounding of each other
-may change places.
+What a step asks goes over in one copy, and one transfer brings back the tokens and the log-probabilities that
+were asked for, of sampled and of known tokens: the only moment of a step in which the host waits for the
+device. The order of steps and the draw are those of sampling.py; scores are float32 throughout, so that two
+tokens within rounding of each other may change places. Beside the logits there is a block of rows.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from ..kernels.ops import Ops
+from .readings import Known, Readings
 from .sampling import Sampled, SampleRow, repeated, repetition_factor
 from .types import SlotValue, TokenLogprob
 
 _Edit = tuple[int, int, float]
+# Rows whose distributions are worked out together: enough to fill a device, few beside a prompt's logits.
+_BLOCK = 256
 
 
-def sample_on_device(logits: Tensor, rows: Sequence[SampleRow], ops: Ops) -> Sampled:
-    """Choose one token for each row of `logits` (R, V) float32, which are only read."""
+def read_on_device(
+    logits: Tensor, known: Sequence[Known], places: Sequence[int], rows: Sequence[SampleRow], ops: Ops
+) -> Readings:
+    """The answers of `readings.read_logits`, with what is asked for and what is found each in one copy."""
     assert ops.sample is not None, "this backend samples where its logits are"
-    assert len(logits) == len(rows), f"one SampleRow a row, got {len(rows)} for {tuple(logits.shape)}"
-    if not rows:
-        return Sampled([], [], [], [])
-    numbers = torch.tensor(
-        [[_temperature(r), r.params.top_p, r.params.min_p] for r in rows], dtype=torch.float64
-    )
-    whole = [[max(0, r.params.top_k), _signed(r.key), r.position, r.choice] for r in rows]
-    packed = torch.cat([numbers.T.flatten().view(torch.int64), torch.tensor(whole).T.flatten()])
+    assert len(places) == len(rows), f"one place a row, got {len(places)} for {len(rows)}"
+    if not (known or rows):
+        return Readings([], Sampled([], [], [], []))
     asked = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
-    edits = _edits(rows, logits.shape[1])
-    sent, which, *told = ops.upload([packed, torch.tensor(asked, dtype=torch.int64), *edits])
-    count = len(rows)
-    temperature, top_p, min_p = sent[: 3 * count].view(torch.float64).float().view(3, count)
-    top_k, keys, positions, choices = sent[3 * count :].view(4, count)
-    scores = _edited(logits, told) if told else logits
-    ids = ops.sample(scores, temperature, top_k.int(), top_p, min_p, keys, positions, choices)
-    if told:  # what is edited may hide that a row's own logits are of no use
+    ways, slots = _ways(known, [places[i] for i in asked])
+    ids = [token_id for question in known for token_id in question.token_ids]
+    columns = [ways, slots, ids, places, asked]
+    tensors = [torch.tensor(column, dtype=torch.int64) for column in columns]
+    tensors += [_packed(rows), *_edits(rows, logits.shape[1])]
+    way_rows, slot, told_ids, chosen_rows, which, packed, *edits = ops.upload(tensors)
+    found, pick_ids = [], told_ids
+    if rows:
+        chosen = logits if len(places) == len(logits) else logits[chosen_rows]
+        drawn = _draw(chosen, packed, edits, ops.sample)
+        found.append(drawn.double())
+        pick_ids = torch.cat([told_ids, drawn[which].clamp(min=0)])
+    top = _most_alternatives(known, rows, logits.shape[1])
+    if ways:
+        found += _log_probabilities(logits, way_rows, slot, pick_ids, top)
+    numbers = torch.cat([part.flatten() for part in found]).tolist()
+    token_ids = [int(x) for x in numbers[: len(rows)]]
+    answers = _Answers(numbers[len(rows) :], slots, len(ways), top)
+    return Readings(*_told(answers, known, rows, asked, token_ids))
+
+
+def _ways(known: Sequence[Known], places: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Rows of logits whose distribution is worked out, and for each token asked about, which of them says its
+    value: the tokens that are known, then one for each of `places`."""
+    ways: list[int] = []
+    slots: list[int] = []
+    for question in known:
+        count = len(question.token_ids)
+        slots += [len(ways)] * count if question.one_row else range(len(ways), len(ways) + count)
+        ways += range(question.first, question.first + (1 if question.one_row else count))
+    slots += range(len(ways), len(ways) + len(places))
+    return ways + list(places), slots
+
+
+def _packed(rows: Sequence[SampleRow]) -> Tensor:
+    """What all rows say of how they draw, column after column, in 64 bits each."""
+    params = [row.params for row in rows]
+    numbers = [*map(_temperature, rows), *(p.top_p for p in params), *(p.min_p for p in params)]
+    whole = [max(0, p.top_k) for p in params]
+    whole += [*(_signed(r.key) for r in rows), *(r.position for r in rows), *(r.choice for r in rows)]
+    bits = torch.tensor(numbers, dtype=torch.float64).view(torch.int64)
+    return torch.cat([bits, torch.tensor(whole, dtype=torch.int64)])
+
+
+def _draw(logits: Tensor, packed: Tensor, edits: Sequence[Tensor], draw: Callable[..., Tensor]) -> Tensor:
+    """A token for each row of logits, -1 for a row that is bad."""
+    count = len(logits)
+    temperature, top_p, min_p = packed[: 3 * count].view(torch.float64).float().view(3, count)
+    top_k, keys, positions, choices = packed[3 * count :].view(4, count)
+    scores = _edited(logits, edits) if edits else logits
+    ids = draw(scores, temperature, top_k.int(), top_p, min_p, keys, positions, choices)
+    if edits:  # what is edited may hide that a row's own logits are of no use
         ids = torch.where(logits.amax(dim=1).isfinite(), ids, -1)
-    found = [ids.double()]
-    most = max((rows[i].params.logprobs or 0 for i in asked), default=0)
-    top = max(1, min(most, logits.shape[1]))
-    if asked:
-        found += _log_probabilities(logits[which], ids[which], top)
-    fetched = torch.cat([part.flatten() for part in found]).tolist()
-    token_ids = [int(x) for x in fetched[:count]]
-    values, logprobs = _told(fetched[count:], asked, token_ids, rows, top)
-    return Sampled(token_ids, logprobs, [token < 0 for token in token_ids], values)
+    return ids
 
 
 def _temperature(row: SampleRow) -> float:
     return 0.0 if row.params.greedy else row.params.temperature
 
 
-def _log_probabilities(raw: Tensor, ids: Tensor, top: int) -> list[Tensor]:
-    """Of each row: the token's, then the ids of the `top` best, then theirs; all (R, ...) float64. Of equal
-    ones at the end of a top list, any may be in it."""
-    peaks = raw.amax(dim=1, keepdim=True)
-    totals = (raw - peaks).exp().sum(dim=1, keepdim=True).log()
-    best = raw.topk(top, dim=1)
-    chosen = raw.gather(1, ids.clamp(min=0)[:, None])
-    return [
-        (chosen - peaks - totals).double(),
-        best.indices.double(),
-        (best.values - peaks - totals).double(),
-    ]
+def _most_alternatives(known: Sequence[Known], rows: Sequence[SampleRow], vocabulary: int) -> int:
+    counts = [question.top or 0 for question in known] + [row.params.logprobs or 0 for row in rows]
+    return min(max(1, *counts), vocabulary)
+
+
+def _log_probabilities(
+    logits: Tensor, ways: Tensor, slots: Tensor, ids: Tensor, top: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The value of ids[i] under logits row ways[slots[i]]; then of each way the ids of the `top` best, and
+    their values: all float64. Of equal ones at the end of a top list, any may be in it."""
+    bests, best_ids, peaks, totals = [], [], [], []
+    for start in range(0, len(ways), _BLOCK):
+        rows = logits[ways[start : start + _BLOCK]]
+        peak = rows.amax(dim=1, keepdim=True)
+        total = (rows - peak).exp_().sum(dim=1, keepdim=True).log_()
+        best = rows.topk(top, dim=1)
+        bests.append((best.values - peak - total).double())
+        best_ids.append(best.indices.double())
+        peaks.append(peak[:, 0])
+        totals.append(total[:, 0])
+    peak, total = torch.cat(peaks)[slots], torch.cat(totals)[slots]
+    chosen = logits[ways[slots], ids]
+    return (chosen - peak - total).double(), torch.cat(best_ids), torch.cat(bests)
+
+
+class _Answers:
+    """The numbers of `_log_probabilities`, read one token after the other."""
+
+    def __init__(self, numbers: list[float], slots: list[int], ways: int, top: int) -> None:
+        self._values, self._slots, self._top = numbers[: len(slots)], slots, top
+        self._ids = numbers[len(slots) : len(slots) + ways * top]
+        self._bests = numbers[len(slots) + ways * top :]
+        self._at = 0
+
+    def next(self, token_id: int, count: int) -> tuple[SlotValue, TokenLogprob]:
+        """Of the next token asked about: its value, and the same with `count` alternatives."""
+        value, first = self._values[self._at], self._slots[self._at] * self._top
+        self._at += 1
+        ids, bests = self._ids[first : first + self._top], self._bests[first : first + self._top]
+        best = sorted(zip(map(int, ids), bests, strict=True), key=lambda pair: (-pair[1], pair[0]))
+        return SlotValue(value, *best[0]), TokenLogprob(token_id, value, tuple(best[:count]))
 
 
 def _told(
-    numbers: list[float], asked: list[int], token_ids: list[int], rows: Sequence[SampleRow], top: int
-) -> tuple[list[SlotValue | None], list[TokenLogprob | None]]:
+    answers: _Answers, known: Sequence[Known], rows: Sequence[SampleRow], asked: list[int], ids: list[int]
+) -> tuple[list[list[SlotValue] | list[TokenLogprob]], Sampled]:
+    found: list[list[SlotValue] | list[TokenLogprob]] = []
+    for question in known:
+        pairs = [answers.next(token_id, max(1, question.top or 0)) for token_id in question.token_ids]
+        if question.top is None:
+            found.append([value for value, _ in pairs])
+        else:
+            found.append([entry for _, entry in pairs])
     values: list[SlotValue | None] = [None] * len(rows)
     logprobs: list[TokenLogprob | None] = [None] * len(rows)
-    count = len(asked)
-    chosen, ids, bests = numbers[:count], numbers[count : count + count * top], numbers[count + count * top :]
-    for n, i in enumerate(asked):
-        if token_ids[i] < 0:
-            continue
-        pairs = zip(map(int, ids[n * top : n * top + top]), bests[n * top : n * top + top], strict=True)
-        best = sorted(pairs, key=lambda pair: (-pair[1], pair[0]))  # ties by lower id
-        values[i] = SlotValue(chosen[n], *best[0])
-        logprobs[i] = TokenLogprob(token_ids[i], chosen[n], tuple(best[: rows[i].params.logprobs or 0]))
-    return values, logprobs
+    for i in asked:
+        value, entry = answers.next(ids[i], rows[i].params.logprobs or 0)
+        if ids[i] >= 0:
+            values[i], logprobs[i] = value, entry
+    return found, Sampled(ids, logprobs, [token_id < 0 for token_id in ids], values)
 
 
 def _edits(rows: Sequence[SampleRow], vocabulary: int) -> list[Tensor]:

@@ -30,7 +30,7 @@ from .batch import BatchBuilder
 from .batch_order import Place, batch_order
 from .collect import Collector
 from .config import EngineConfig
-from .device_sampling import sample_on_device
+from .device_sampling import read_on_device
 from .embedded import resolve_model, user_cache
 from .errors import EngineStopped, InvalidConfig, InvalidRequest
 from .host import prepare_host, return_free_memory
@@ -41,8 +41,9 @@ from .outcomes import step_outcomes
 from .output import OutputStream
 from .progress import EngineProgress
 from .prompts import Prompt, PromptInput, as_prompts
+from .readings import Known, Readings, read_logits
 from .request_checks import check_request, each_sampling
-from .sampling import Sampled, SampleRow, sample
+from .sampling import SampleRow
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
 from .score import ScoreBatch
@@ -297,13 +298,15 @@ class Engine:
         with self._meter.forward:
             self._pool.copy(plan.copies)
             logits = self._model.forward(batch.inputs, self._pool.keys, self._pool.values)
-        return step_outcomes(plan, batch, logits, self._scheduler.get, self._streams, self._choose)
+        return step_outcomes(plan, batch, logits, self._scheduler.get, self._streams, self._read)
 
-    def _choose(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> Sampled:
-        """A token for each row, chosen where the logits are."""
+    def _read(
+        self, logits: torch.Tensor, known: Sequence[Known], places: Sequence[int], rows: Sequence[SampleRow]
+    ) -> Readings:
+        """Answers to all that a step asks of its logits, worked out where those are."""
         if self._ops.sample is None:
-            return sample(logits, rows)
-        return sample_on_device(logits, rows, self._ops)
+            return read_logits(logits, known, places, rows)
+        return read_on_device(logits, known, places, rows, self._ops)
 
     def _events(self, outcomes: list[Outcome], ended: list[Tokens]) -> list[Event]:
         gone = {seq.key for seq in ended}

@@ -1,7 +1,7 @@
 """From a step's logits to what becomes of its rows: sampled tokens, ends, values of known tokens, failures.
 
-It looks at sequences and moves their streams on, and decides nothing about pages or turns. A row whose logits
-are not finite fails alone.
+It looks at sequences and moves their streams on, and decides nothing about pages or turns. Everything is
+asked of the logits at once (readings.py). A row whose logits are not finite fails alone.
 """
 
 from __future__ import annotations
@@ -10,22 +10,21 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from .batch import Batch, LogitSpan
 from .errors import RequestFailed
-from .logprobs import slot_values, token_logprobs, values_after
 from .output import OutputStream
+from .readings import Known, Readings
 from .sampling import Sampled, SampleRow
 from .sequence import Sequence as Tokens
-from .types import Outcome, Plan, SequenceKey
+from .types import Outcome, Plan, SequenceKey, SlotValue, TokenLogprob
 
 NO_TOKEN = "no token could be chosen: the logits are not finite, or every token is forbidden"
 NO_VALUE = "no log-probability could be computed: the logits are not finite"
 
 Find = Callable[[SequenceKey], Tokens | None]
-Choose = Callable[[Tensor, Sequence[SampleRow]], Sampled]
+Read = Callable[[Tensor, Sequence[Known], Sequence[int], Sequence[SampleRow]], Readings]
 
 
 def step_outcomes(
@@ -34,55 +33,60 @@ def step_outcomes(
     logits: Tensor,
     find: Find,
     streams: Mapping[SequenceKey, OutputStream],
-    choose: Choose,
+    read: Read,
 ) -> list[Outcome]:
-    """One outcome for each row of the plan. `find` gives the sequence of a key, `choose` samples."""
+    """One outcome for each row of the plan. `find` gives the sequence of a key, `read` answers questions
+    about the logits."""
     outcomes = {row.key: Outcome(row.key) for row in plan.rows}
-    sampling = []
+    asking: list[tuple[Tokens, Known]] = []
+    sampling = [span for span in batch.spans if span.row.samples]
     for span in batch.spans:
         seq = find(span.row.key)
         assert seq is not None, "a row belongs to a sequence that has not ended"
-        rows = logits[span.first : span.first + span.count]
-        outcome = outcomes[seq.key] = _read(span, seq, rows, streams[seq.key])
-        if span.row.samples and outcome.finish is None:
-            sampling.append(span)
-    if sampling:
-        last = [span.first + span.count - 1 for span in sampling]
-        chosen = logits if len(last) == len(logits) else logits[torch.tensor(last)]
-        sampled = choose(chosen, [streams[span.row.key].sample_row() for span in sampling])
-        for i, span in enumerate(sampling):
-            key = span.row.key
-            outcomes[key] = _push(streams[key], outcomes[key], sampled, i)
+        question = _question(span, seq)
+        if question is not None:
+            asking.append((seq, question))
+    readings = read(
+        logits,
+        [question for _, question in asking],
+        [span.first + span.count - 1 for span in sampling],
+        [streams[span.row.key].sample_row() for span in sampling],
+    )
+    for (seq, _), answer in zip(asking, readings.known, strict=True):
+        outcomes[seq.key] = _take(seq, answer, streams[seq.key])
+    for i, span in enumerate(sampling):
+        key = span.row.key
+        if outcomes[key].finish is None:
+            outcomes[key] = _push(streams[key], outcomes[key], readings.sampled, i)
     return list(outcomes.values())
 
 
-def _read(span: LogitSpan, seq: Tokens, rows: Tensor, stream: OutputStream) -> Outcome:
-    """What the logits say of tokens that are known: the logits of position p are those of token p + 1, as far
-    as that belongs to the prompt. Of a context, those of its last position are for the branches."""
+def _question(span: LogitSpan, seq: Tokens) -> Known | None:
+    """What the logits are to say of tokens that are known: the logits of position p are those of token p + 1,
+    as far as that belongs to the prompt. Of a context, those of its last position are for the branches."""
     if seq.branches:
         firsts = [branch.tokens[seq.prompt_len] for branch in seq.branches]
-        return _checked(Outcome(seq.key, branch_values=tuple(values_after(rows[-1], firsts))))
+        return Known(span.first + span.count - 1, firsts, one_row=True)
     first = span.row.logits_from + 1
     tokens = seq.tokens[first : min(span.row.logits_to + 1, seq.prompt_len)]
     if not tokens:
-        return Outcome(seq.key)
-    rows = rows[: len(tokens)]
-    if seq.wants_values:
-        return _checked(Outcome(seq.key, values=tuple(slot_values(rows, tokens))))
-    entries = token_logprobs(rows, tokens, seq.request.sampling.logprobs or 0)
-    if any(math.isnan(entry.top[0][1]) if entry.top else True for entry in entries):
-        return _no_value(seq.key)
-    stream.add_prompt_logprobs(entries)
-    return Outcome(seq.key, values=tuple(value for entry in entries if (value := entry.value) is not None))
+        return None
+    top = None if seq.wants_values else seq.request.sampling.logprobs or 0
+    return Known(span.first, tokens, top=top)
 
 
-def _checked(outcome: Outcome) -> Outcome:
-    values = (*outcome.values, *outcome.branch_values)
-    return _no_value(outcome.key) if any(math.isnan(value.best_logprob) for value in values) else outcome
-
-
-def _no_value(key: SequenceKey) -> Outcome:
-    return Outcome(key, finish="error", error=NO_VALUE)
+def _take(seq: Tokens, answer: list[SlotValue] | list[TokenLogprob], stream: OutputStream) -> Outcome:
+    """The outcome of a row whose question is answered."""
+    entries = [entry for entry in answer if isinstance(entry, TokenLogprob)]
+    values = tuple(entry.value if isinstance(entry, TokenLogprob) else entry for entry in answer)
+    found = tuple(value for value in values if value is not None and not math.isnan(value.best_logprob))
+    if len(found) < len(values):
+        return Outcome(seq.key, finish="error", error=NO_VALUE)
+    if entries:
+        stream.add_prompt_logprobs(entries)
+    if seq.branches:
+        return Outcome(seq.key, branch_values=found)
+    return Outcome(seq.key, values=found)
 
 
 def _push(stream: OutputStream, read: Outcome, sampled: Sampled, i: int) -> Outcome:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import isnan
 
 import pytest
 import torch
@@ -11,10 +12,12 @@ from torch import Tensor
 from radixlm.kernels.cpu import cpu_ops
 from radixlm.kernels.ops import Ops
 from radixlm.kernels.sample import sample as sample_op
-from radixlm.runtime.device_sampling import sample_on_device
+from radixlm.runtime.device_sampling import read_on_device
 from radixlm.runtime.random_stream import stream_key
-from radixlm.runtime.sampling import SampleRow, sample
+from radixlm.runtime.readings import Known, read_logits
+from radixlm.runtime.sampling import Sampled, SampleRow, sample
 from radixlm.runtime.sampling_params import SamplingParams
+from radixlm.runtime.types import SlotValue, TokenLogprob
 
 VOCABULARY = 97
 WAYS = {
@@ -39,6 +42,10 @@ def ops() -> Ops:
 def row(way: str, seed: int = 0) -> SampleRow:
     params = SamplingParams.from_mapping({"max_tokens": 20, **WAYS[way]})
     return SampleRow(params, [1, 5, 40, 40, 120], [7, 8, 7, 300], (2, 6), stream_key(seed - 1, ()), 1, 9)
+
+
+def sample_on_device(numbers: Tensor, rows: list[SampleRow], ops: Ops) -> Sampled:
+    return read_on_device(numbers, [], range(len(rows)), rows, ops).sampled
 
 
 def logits(count: int, seed: int = 0) -> Tensor:
@@ -83,3 +90,55 @@ def test_a_row_with_nothing_left_to_choose_is_bad(ops: Ops) -> None:
 
 def test_no_rows_give_nothing(ops: Ops) -> None:
     assert sample_on_device(logits(0), [], ops).token_ids == []
+
+
+def test_known_tokens_and_samples_are_read_together_as_the_host_reads_them(ops: Ops) -> None:
+    numbers = logits(300, 4)
+    numbers[7] = torch.nan
+    known = [
+        Known(0, [5, 9, 96]),
+        Known(3, [1, 2, 3], one_row=True),
+        Known(6, [4, 4], top=3),  # the second under a row that is no distribution
+        Known(8, [x % VOCABULARY for x in range(290)], top=1),
+    ]
+    rows = [row("alternatives"), row("greedy"), row("values")]
+    places = [2, 10, 299]
+    found, expected = (
+        read_on_device(numbers, known, places, rows, ops),
+        read_logits(numbers, known, places, rows),
+    )
+    assert found.sampled.token_ids == expected.sampled.token_ids
+    for one, other in zip(found.sampled.logprobs, expected.sampled.logprobs, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
+    assert len(found.known) == len(known)
+    for ours, theirs in zip(found.known, expected.known, strict=True):
+        assert len(ours) == len(theirs)
+        for mine, its in zip(ours, theirs, strict=True):
+            assert type(mine) is type(its)
+            assert mine.logprob == pytest.approx(its.logprob, abs=1e-5, nan_ok=True)
+            if isinstance(mine, SlotValue) and isinstance(its, SlotValue):
+                assert mine.best_id == its.best_id
+            elif isinstance(mine, TokenLogprob) and isinstance(its, TokenLogprob) and not isnan(its.logprob):
+                assert [i for i, _ in mine.top] == [i for i, _ in its.top]
+
+
+def test_known_tokens_alone_and_nothing_at_all(ops: Ops) -> None:
+    numbers = logits(2)
+    [[value]] = read_on_device(numbers, [Known(1, [3])], [], [], ops).known
+    assert value.logprob == pytest.approx(float(numbers[1].log_softmax(0)[3]), abs=1e-5)
+    assert read_on_device(numbers, [], [], [], ops).sampled.token_ids == []
+
+
+def test_one_transfer_brings_back_all_that_a_step_asks(ops: Ops, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched = []
+    whole = Tensor.tolist
+    monkeypatch.setattr(Tensor, "tolist", lambda self: fetched.append(len(self)) or whole(self))
+    for name in ("item", "__int__", "__float__", "__bool__", "numpy"):
+        monkeypatch.setattr(Tensor, name, None)
+    counted = replace(ops, sample=lambda scores, *_: scores.argmax(dim=1))  # the interpreter reads tensors
+    known = [Known(0, [5, 9]), Known(3, [1, 2, 3], one_row=True), Known(4, [4], top=3)]
+    rows = [row("alternatives"), row("penalised"), row("not to end")]
+    read_on_device(logits(9), known, [2, 5, 8], rows, counted)
+    assert len(fetched) == 1
