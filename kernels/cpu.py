@@ -72,6 +72,7 @@ def cpu_ops(
         zeros=zeros,
         prepare=attention.prepare,
         attend=attention.attend,
+        logit_mask=fused.logit_mask,
         sample=None,
         run_pass=recorder.run,
     )

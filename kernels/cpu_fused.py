@@ -21,6 +21,7 @@ from torch import Tensor
 from .cpu_ir import (
     copy_bytes,
     floats,
+    halves,
     inner,
     load_bfloat16,
     load_float16,
@@ -116,6 +117,14 @@ class CpuFused:
         page_bytes = slots * size * pool.itemsize
         layout = (planes, heads, plane, page, head, page_bytes)
         self._team.run(_copy_job.address, len(pairs), pool.data_ptr(), pairs.ctypes.data, *layout)
+
+    def logit_mask(self, logits: Tensor, mask: Tensor, rows: Tensor | None = None) -> None:
+        count = len(mask)
+        if count:
+            strides = (4 * logits.stride(0), mask.data_ptr(), 4 * mask.stride(0))
+            places = 0 if rows is None else rows.data_ptr()
+            work = (logits.data_ptr(), *strides, places, logits.shape[1])
+            self._team.run(_mask_job.address, count, *work)
 
     def _layout(self, *numbers: int) -> NDArray[np.int64]:
         """The numbers in memory that stays: jobs may be recorded."""
@@ -244,6 +253,29 @@ def _silu_job(call, item):  # type: ignore[no-untyped-def]
             floats(gates + 4 * width, width),
             floats(load_int(call + 48) + 4 * t * width, width),
         )
+
+
+@inner()
+def _forbid(scores, allowed):  # type: ignore[no-untyped-def]
+    """-inf where the bit of a score is not set; the others keep their bits."""
+    whole = len(scores) // 32
+    for w in range(whole):
+        word = allowed[w]
+        for bit in range(32):
+            kept = scores[32 * w + bit]
+            scores[32 * w + bit] = kept if (word >> bit) & 1 else _F32(-np.inf)
+    for i in range(32 * whole, len(scores)):
+        if not (allowed[whole] >> (i - 32 * whole)) & 1:
+            scores[i] = _F32(-np.inf)
+
+
+@job
+def _mask_job(call, item):  # type: ignore[no-untyped-def]
+    """Words: logits, bytes a row, mask, bytes a row, rows, vocabulary. An item is a row of the mask."""
+    size, places = load_int(call + 48), load_int(call + 40)
+    row = load_int(places + 8 * item) if places else item
+    scores = floats(load_int(call + 8) + row * load_int(call + 16), size)
+    _forbid(scores, halves(load_int(call + 24) + item * load_int(call + 32), -(-size // 32)))
 
 
 @inner()

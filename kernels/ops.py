@@ -52,6 +52,8 @@ class Ops:
         tensors, so that a backend may record it for these shapes and this name, and replay it. What it
         returns holds until the next call.
     prepare(plan) -> PreparedPlan;  attend(q (T, H, D), k_pages, v_pages, PreparedPlan) -> (T, H, D).
+    logit_mask(logits (R, V) float32, mask (M, W) int32, rows (M) int64 or None): -inf, in place, where the
+        bit of a token is not set; reference.logit_mask's like. No two mask rows are for one row of logits.
     sample: reference.sample's like, or None where logits are in the host's memory, which samples by itself.
     """
 
@@ -80,6 +82,7 @@ class Ops:
     copy_pages: Callable[[Tensor, Sequence[int], Sequence[int]], None]
     prepare: Callable[[AttentionPlan], PreparedPlan]
     attend: Callable[[Tensor, Tensor, Tensor, PreparedPlan], Tensor]
+    logit_mask: Callable[[Tensor, Tensor, Tensor | None], None]
     sample: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] | None
     run_pass: Callable[
         [Callable[[Sequence[Tensor], PreparedPlan], Tensor], Hashable, Sequence[Tensor], PreparedPlan], Tensor

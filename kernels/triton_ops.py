@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .copy_pages import copy_pages
 from .kv_write import turn_and_write
+from .logit_mask import logit_mask
 from .ops import Linear, Ops, PreparedPlan
 from .plan import AttentionPlan, PlanOptions
 from .rms_norm import add_rms_norm, rms_norm
@@ -100,6 +101,7 @@ def triton_ops(
         copy_pages=copy,
         prepare=prepare,
         attend=attend,
+        logit_mask=logit_mask,
         sample=sample,
         run_pass=lambda pass_, name, inputs, plan: pass_(inputs, plan),
     )

@@ -1,9 +1,9 @@
-"""The command line: `radixlm generate | score | info | demo`.
+"""The command line: `radixlm generate | score | info | demo | grammar`.
 
 Owns the exit status. Every failure that is the caller's is one line on standard error.
 
     0    all done                       2    the input is wrong: nothing was computed, nothing written
-    1    a prompt or the run failed     130  interrupted
+    1    a prompt, text or run failed   130  interrupted
 
 torch is imported after `prepare_environment`, when an engine is opened, and `--help` never imports it.
 """
@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from .. import __version__
-from .commands import demo, generate, info, score
+from .commands import demo, generate, grammar, info, score
 from .commands.engine_view import EngineView, OpenEngine
 from .commands.standard_output import write_note, write_output
 from .config import EngineConfig
@@ -28,6 +28,9 @@ from .errors import InvalidInput, RadixError
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
+
+    from .grammar.compiler import GrammarCompiler
+    from .grammar.vocabulary import GrammarVocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,12 @@ _COMMANDS = {
     ),
     "info": _Command("[options]", "show model, memory, pool and threads", info.add_arguments, info.run),
     "demo": _Command("[options]", "answer a built-in set of questions", demo.add_arguments, demo.run),
+    "grammar": _Command(
+        "check FILE [options]",
+        "check a grammar, and texts against it",
+        grammar.add_arguments,
+        lambda arguments, _: grammar.run(arguments, _open_compiler),
+    ),
 }
 
 
@@ -110,6 +119,19 @@ def _open_engine(config: EngineConfig) -> EngineView:
     from .engine import Engine  # loads torch
 
     return Engine(config=config)
+
+
+def _open_compiler(model: str) -> tuple[GrammarCompiler, GrammarVocabulary]:
+    from .embedded import resolve_model, user_cache
+    from .grammar.compiler import GrammarCompiler
+    from .grammar.vocabulary import GrammarVocabulary
+    from .tokenizer import Tokenizer
+    from .weights import open_model  # loads torch
+
+    source = open_model(resolve_model(model, with_weights=False), cache=user_cache())
+    tokenizer = Tokenizer.load(source.path, user_cache(), source.eos_ids)
+    vocabulary = GrammarVocabulary.of(tokenizer, source.config.vocab_size)
+    return GrammarCompiler(vocabulary), vocabulary
 
 
 def _fail(reason: object, status: int) -> int:

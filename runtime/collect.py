@@ -83,4 +83,5 @@ def _completion(name: str, events: list[Event]) -> Completion:
         error=last.error,
         logprobs=tuple(entry for event in events for entry in event.logprobs),
         prompt_logprobs=tuple(entry for event in events for entry in event.prompt_logprobs),
+        forced_tokens=last.forced_tokens,
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,12 +38,19 @@ def read_on_device(
     ids = [token_id for question in known for token_id in question.token_ids]
     columns = [ways, slots, ids, places, asked]
     tensors = [torch.tensor(column, dtype=torch.int64) for column in columns]
-    tensors += [_packed(rows), *_edits(rows, logits.shape[1])]
-    way_rows, slot, told_ids, chosen_rows, which, packed, *edits = ops.upload(tensors)
+    masked = [i for i, row in enumerate(rows) if row.mask is not None]
+    tensors += [_packed(rows), torch.tensor(masked, dtype=torch.int64), _masks(rows)]
+    tensors += _edits(rows, logits.shape[1])
+    way_rows, slot, told_ids, chosen_rows, which, packed, mask_rows, masks, *edits = ops.upload(tensors)
     found, pick_ids = [], told_ids
     if rows:
         chosen = logits if len(places) == len(logits) else logits[chosen_rows]
-        drawn = _draw(chosen, packed, edits, ops.sample)
+        scores = _edited(chosen, edits) if edits else chosen.clone() if masked else chosen
+        if masked:
+            ops.logit_mask(scores, masks.view(torch.int32).view(len(masked), -1), mask_rows)
+        drawn = _draw(scores, packed, ops.sample)
+        if scores is not chosen:  # what is edited may hide that a row's own logits are of no use
+            drawn = torch.where(chosen.amax(dim=1).isfinite(), drawn, -1)
         found.append(drawn.double())
         pick_ids = torch.cat([told_ids, drawn[which].clamp(min=0)])
     top = _most_alternatives(known, rows, logits.shape[1])
@@ -77,16 +85,23 @@ def _packed(rows: Sequence[SampleRow]) -> Tensor:
     return torch.cat([bits, torch.tensor(whole, dtype=torch.int64)])
 
 
-def _draw(logits: Tensor, packed: Tensor, edits: Sequence[Tensor], draw: Callable[..., Tensor]) -> Tensor:
-    """A token for each row of logits, -1 for a row that is bad."""
-    count = len(logits)
+def _draw(scores: Tensor, packed: Tensor, draw: Callable[..., Tensor]) -> Tensor:
+    """A token for each row of scores, -1 for a row that is bad."""
+    count = len(scores)
     temperature, top_p, min_p = packed[: 3 * count].view(torch.float64).float().view(3, count)
     top_k, keys, positions, choices = packed[3 * count :].view(4, count)
-    scores = _edited(logits, edits) if edits else logits
-    ids = draw(scores, temperature, top_k.int(), top_p, min_p, keys, positions, choices)
-    if edits:  # what is edited may hide that a row's own logits are of no use
-        ids = torch.where(logits.amax(dim=1).isfinite(), ids, -1)
-    return ids
+    return draw(scores, temperature, top_k.int(), top_p, min_p, keys, positions, choices)
+
+
+def _masks(rows: Sequence[SampleRow]) -> Tensor:
+    """What grammars allow, row after row, each with an even number of words: two travel as one."""
+    masks = [row.mask for row in rows if row.mask is not None]
+    if not masks:
+        return torch.empty(0, dtype=torch.int64)
+    wide = np.zeros((len(masks), masks[0].size + masks[0].size % 2), dtype=np.int32)
+    for i, mask in enumerate(masks):
+        wide[i, : mask.size] = mask
+    return torch.from_numpy(wide.reshape(-1)).view(torch.int64)
 
 
 def _temperature(row: SampleRow) -> float:

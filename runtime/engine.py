@@ -17,10 +17,11 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike, fspath
-from typing import Self, TypeAlias, overload
+from typing import TYPE_CHECKING, Self, TypeAlias, overload
 
 import torch
 
@@ -32,7 +33,11 @@ from .collect import Collector
 from .config import EngineConfig
 from .device_sampling import read_on_device
 from .embedded import resolve_model, user_cache
-from .errors import EngineStopped, InvalidConfig, InvalidRequest
+from .errors import EngineStopped, InvalidConfig, InvalidRequest, RequestFailed
+from .grammar.protocol import CompiledGrammar
+from .grammar.spec import GrammarSpec
+from .guide import Guide
+from .guides import Guides
 from .host import prepare_host, return_free_memory
 from .kv_pool import KvPool, page_bytes, pages_within
 from .metrics import EngineInfo, EngineStats, Meter, TimedCache
@@ -55,8 +60,16 @@ from .tokenizer import Tokenizer
 from .types import Completion, Event, ItemScore, Outcome, Plan, Request, SequenceKey
 from .weights import open_model
 
+if TYPE_CHECKING:
+    from .grammar.compiler import GrammarCompiler
+
 ModelName: TypeAlias = str | PathLike[str]
 OnProgress: TypeAlias = Callable[[EngineProgress], None]
+
+
+# How long a step waits for a grammar when nothing else is to be done, in seconds: short beside what a caller
+# notices, since whoever drives the engine waits as well.
+_PATIENCE = 0.005
 
 
 class Engine:
@@ -116,6 +129,8 @@ class Engine:
             max_context=self._max_context,
         )
         self._builder = BatchBuilder(self.config.page_size, AttentionSpec(shape.attention_scale), self._ops)
+        self._guides = Guides(self._open_compiler, self._meter.masks, self._meter.mask_wait)
+        self._unready: dict[str, list[Tokens]] = {}  # requests whose grammar is being compiled
         self._streams: dict[SequenceKey, OutputStream] = {}
         self._keys: dict[str, list[SequenceKey]] = {}
         self._seeds = random.Random(self.config.seed)
@@ -127,10 +142,15 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
-        return not self._scheduler.is_idle
+        return not self._scheduler.is_idle or bool(self._unready)
 
     def stats(self) -> EngineStats:
         return self._meter.stats(self.cache, self._scheduler.stats())
+
+    def compile(self, spec: GrammarSpec) -> Future[CompiledGrammar]:
+        """What `SamplingParams.structure` asks for, ready for use, so that a request with it need not wait.
+        From any thread, without blocking; the future holds InvalidRequest for what is refused."""
+        return self._guides.compile(spec)
 
     def info(self) -> EngineInfo:
         shape = self.model_config
@@ -154,7 +174,8 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Queue a request; its events come out of `step`. Raises InvalidRequest (TooLarge where it can never
-        fit) and then nothing has changed, EngineStopped after `close`."""
+        fit) and then nothing has changed, EngineStopped after `close`. If its grammar has to be compiled
+        first and is refused, the request ends with an event that says so."""
         self._add(request, self._seed(request))
 
     def _add(self, request: Request, seed: int, shared: int | None = None) -> None:
@@ -169,16 +190,39 @@ class Engine:
         shared = None if shared is None else len(request.prompt_ids)
         sequences += [Tokens(request, index, shared) for index in others]
         connect(sequences)
-        streams = [OutputStream(seq, self.tokenizer, self.tokenizer.eos_ids, seed) for seq in sequences]
+        eos_ids, most = self.tokenizer.eos_ids, self._scheduler.max_length
+        streams = [OutputStream(seq, self.tokenizer, eos_ids, seed, most) for seq in sequences]
         for seq in sequences:
             self._scheduler.check(seq)
-        for seq, stream in zip(sequences, streams, strict=True):
+        spec = request.sampling.structure
+        compiled = None if spec is None else self._guides.await_grammar(request.id, spec)
+        self._streams |= {seq.key: stream for seq, stream in zip(sequences, streams, strict=True)}
+        self._keys[request.id] = [seq.key for seq in sequences]
+        if spec is not None and compiled is None:
+            self._unready[request.id] = sequences
+        else:
+            self._schedule(sequences, compiled)
+
+    def _schedule(self, sequences: Sequence[Tokens], compiled: CompiledGrammar | None) -> None:
+        """Queue the sequences of a request, at the beginning of its grammar if it has one."""
+        for seq in sequences:
+            stream, error = self._streams[seq.key], None
+            if compiled is not None:
+                words = -(-self.model_config.vocab_size // 32)
+                stream.guide = Guide(compiled, seq.request.sampling, self.tokenizer.eos_ids, words)
+                try:
+                    seq.append(stream.begin())
+                except RequestFailed as failure:
+                    error = str(failure)
             self._scheduler.add(seq)
-            self._streams[seq.key] = stream
-            self._keys.setdefault(request.id, []).append(seq.key)
+            if error is not None:
+                self._scheduler.refuse(seq, error)
 
     def abort(self, request_id: str) -> bool:
         """End all choices of a request: their terminal events come out of a later step. False if unknown."""
+        if request_id in self._unready:
+            self._guides.forget(request_id)
+            self._schedule(self._unready.pop(request_id), None)  # they end there before they run
         keys = self._keys.get(request_id, [])
         found = [self._scheduler.abort(key) for key in keys]
         return any(found)
@@ -186,6 +230,7 @@ class Engine:
     def step(self) -> list[Event]:
         """Compute one step and return its news. A step that raises ends the sequences in it with an error;
         KeyboardInterrupt and the like do so too, and go on to the caller."""
+        self._take_grammars()
         with self._meter.step:
             with self._meter.schedule:
                 plan = self._scheduler.plan()
@@ -216,6 +261,7 @@ class Engine:
         """End what is left, unanswered; the engine takes nothing more."""
         self._closed = True
         self._give_up("")
+        self._guides.close()
 
     def __enter__(self) -> Self:
         return self
@@ -289,13 +335,36 @@ class Engine:
 
     # -- the parts of a step -----------------------------------------------------------------------
 
+    def _take_grammars(self) -> None:
+        """Let requests run whose grammar is ready by now, and end those for which there is none. With nothing
+        else to do it waits a little for one."""
+        if not self._unready:
+            return
+        for request_id, found in self._guides.take_ready(_PATIENCE if self._scheduler.is_idle else 0.0):
+            sequences = self._unready.pop(request_id)
+            if isinstance(found, InvalidRequest):
+                self._schedule(sequences, None)
+                for seq in sequences:
+                    self._streams[seq.key].is_refused = True
+                    self._scheduler.refuse(seq, str(found))
+            else:
+                self._schedule(sequences, found)
+
+    def _open_compiler(self) -> GrammarCompiler:
+        from .grammar.compiler import GrammarCompiler
+        from .grammar.vocabulary import GrammarVocabulary
+
+        return GrammarCompiler(GrammarVocabulary.of(self.tokenizer, self.model_config.vocab_size))
+
     def _compute(self, plan: Plan) -> list[Outcome]:
         with self._meter.schedule:
             batch = self._builder.build(plan)
             a_token = self._page_bytes // self.config.page_size
             reads = (batch.reads.once, batch.reads.by_tile, batch.unshared_tokens)
             self._meter.count_reads(*(tokens * a_token for tokens in reads))
-        with self._meter.forward:
+        streams = [self._streams[row.key] for row in plan.rows if row.samples]
+        guides = [(stream.guide, stream.count) for stream in streams if stream.guide is not None]
+        with self._guides.filling(guides), self._meter.forward:
             self._pool.copy(plan.copies)
             logits = self._model.forward(batch.inputs, self._pool.keys, self._pool.values)
         return step_outcomes(plan, batch, logits, self._scheduler.get, self._streams, self._read)
@@ -305,7 +374,7 @@ class Engine:
     ) -> Readings:
         """Answers to all that a step asks of its logits, worked out where those are."""
         if self._ops.sample is None:
-            return read_logits(logits, known, places, rows)
+            return read_logits(logits, known, places, rows, self._ops.logit_mask)
         return read_on_device(logits, known, places, rows, self._ops)
 
     def _events(self, outcomes: list[Outcome], ended: list[Tokens]) -> list[Event]:
@@ -322,6 +391,7 @@ class Engine:
         for seq in ended:
             assert seq.finish_reason is not None, "a sequence that ended has a reason"
             events.append(self._streams.pop(seq.key).last_event(seq.finish_reason, seq.error))
+            self._meter.forced_tokens += events[-1].forced_tokens
             keys = self._keys[seq.key.request_id]
             keys.remove(seq.key)
             if not keys:

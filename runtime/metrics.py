@@ -36,7 +36,9 @@ class EngineStats:
     which is that of planning, committing and building batches; forward_s is that of the model, copies
     included. kv_read_bytes are the keys and values that attention read, those of a segment counted once;
     kv_tile_bytes counts them once for each tile of queries, and kv_unshared_bytes is what the rows would have
-    read one by one.
+    read one by one. forced_tokens are those that grammars left no choice about, of sequences that ended.
+    mask_s is the time in which masks of grammars were filled, beside the forward pass: mask_wait_s of it was
+    waited for when that was over.
     """
 
     prompt_tokens: int
@@ -62,6 +64,9 @@ class EngineStats:
     kv_read_bytes: int
     kv_tile_bytes: int
     kv_unshared_bytes: int
+    forced_tokens: int
+    mask_s: float
+    mask_wait_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +116,14 @@ class Meter:
 
     def __init__(self) -> None:
         self.radix, self.schedule, self.forward, self.step = (Stopwatch() for _ in range(4))
+        self.masks, self.mask_wait = Stopwatch(), Stopwatch()
         self.prefill_seconds = self.decode_seconds = 0.0
         self.prefill_tokens = self.decode_tokens = self.generated_tokens = 0
         self.optimum_tokens, self.optimum_hits = 0, 0.0
         self.steps = 0
         self.peak_pages = 0
         self.kv_read_bytes = self.kv_tile_bytes = self.kv_unshared_bytes = 0
+        self.forced_tokens = 0
         self._fill_sum = 0.0
 
     def count_step(self, plan: Plan, generated: int, seconds: float, used_pages: int, fill: float) -> None:
@@ -170,6 +177,9 @@ class Meter:
             kv_read_bytes=self.kv_read_bytes,
             kv_tile_bytes=self.kv_tile_bytes,
             kv_unshared_bytes=self.kv_unshared_bytes,
+            forced_tokens=self.forced_tokens,
+            mask_s=self.masks.seconds,
+            mask_wait_s=self.mask_wait.seconds,
         )
 
 

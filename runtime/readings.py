@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .logprobs import slot_values, token_logprobs, values_after
-from .sampling import Sampled, SampleRow, sample
+from .sampling import Forbid, Sampled, SampleRow, sample
 from .types import SlotValue, TokenLogprob
 
 
@@ -39,13 +39,17 @@ class Readings:
 
 
 def read_logits(
-    logits: Tensor, known: Sequence[Known], places: Sequence[int], rows: Sequence[SampleRow]
+    logits: Tensor,
+    known: Sequence[Known],
+    places: Sequence[int],
+    rows: Sequence[SampleRow],
+    forbid: Forbid | None = None,
 ) -> Readings:
     """Answers of logits (L, V) float32 on the host, which are only read; rows[i] chooses from row places[i]
-    of them. `places` ascend."""
+    of them. `places` ascend. `forbid` as in sampling.py."""
     values = [_known(logits, question) for question in known]
     chosen = logits if len(places) == len(logits) else logits[torch.tensor(places, dtype=torch.int64)]
-    return Readings(values, sample(chosen, rows))
+    return Readings(values, sample(chosen, rows, forbid))
 
 
 def _known(logits: Tensor, question: Known) -> list[SlotValue] | list[TokenLogprob]:

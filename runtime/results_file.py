@@ -58,6 +58,8 @@ def result_line(completion: Completion, identity: str | int) -> str:
     fields = {**asdict(completion), "id": identity}
     line = {name: fields[name] for name in _ALWAYS}
     line |= {name: fields[name] for name in _WHERE_SET if fields[name] not in (None, ())}
+    if completion.forced_tokens:
+        line["forced_tokens"] = completion.forced_tokens
     return _json(line)
 
 

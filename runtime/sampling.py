@@ -5,7 +5,8 @@ For each row, in this order:
   2. logit_bias is added;
   3. repetition_penalty, over prompt and output: a score below 0 is multiplied, another divided by it;
   4. frequency_penalty for each occurrence and presence_penalty once, over the output, are subtracted;
-  5. below min_tokens, whatever would end the row by its id is forbidden;
+  5. below min_tokens, whatever would end the row by its id is forbidden; of a row with a grammar, all that
+     its mask does not allow;
   6. greedy: the best score, ties by lower id. Otherwise temperature, then top-k, then top-p (the smallest set
      of likeliest tokens with at least that mass), then min-p (relative to the likeliest), ties of scores by
      lower id; of what is left, the token with the largest sum of score / temperature and its Gumbel noise
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +31,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .grammar.protocol import MaskRow
 from .logprobs import best_ids, slot_values, token_logprobs
 from .random_stream import draw_words, gumbel, tail_of
 from .sampling_params import SamplingParams
@@ -42,6 +44,7 @@ _MASS_OF_ONE = 2.0**44
 # What an upper bound of noise may be too small by, as it is computed.
 _SLACK = 1e-3
 
+Forbid = Callable[[Tensor, Tensor, Tensor | None], None]
 _Floats = NDArray[np.float32]
 
 
@@ -51,7 +54,8 @@ class SampleRow:
 
     `output_ids` are all tokens generated so far, `eos_ids` what ends a text of this model. `key` (that of
     the branch, random_stream.stream_key), `choice` and `position`, the place of the token to choose in its
-    sequence, say which noise it gets; a greedy row does not read them.
+    sequence, say which noise it gets; a greedy row does not read them. `mask` is what a grammar allows, with
+    what may end the row already thought of.
     """
 
     params: SamplingParams
@@ -61,11 +65,12 @@ class SampleRow:
     key: int
     choice: int
     position: int
+    mask: MaskRow | None = None
 
     @property
     def forbidden_ids(self) -> tuple[int, ...]:
         """Ids that would end the row while it is below min_tokens; an ignored end of text ends nothing."""
-        if len(self.output_ids) >= self.params.min_tokens:
+        if self.mask is not None or len(self.output_ids) >= self.params.min_tokens:
             return ()
         return (*self.params.stop_token_ids, *(() if self.params.ignore_eos else self.eos_ids))
 
@@ -73,7 +78,8 @@ class SampleRow:
     def takes_raw_best(self) -> bool:
         """Whether the row's token is the argmax of its unchanged logits."""
         params = self.params
-        return params.greedy and not (params.logit_bias or params.needs_history or self.forbidden_ids)
+        edited = params.logit_bias or params.needs_history or self.forbidden_ids or self.mask is not None
+        return params.greedy and not edited
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +96,9 @@ class Sampled:
     values: list[SlotValue | None]
 
 
-def sample(logits: Tensor, rows: Sequence[SampleRow]) -> Sampled:
-    """Choose one token for each row of `logits` (R, V) float32, as the head of this module says."""
+def sample(logits: Tensor, rows: Sequence[SampleRow], forbid: Forbid | None = None) -> Sampled:
+    """Choose one token for each row of `logits` (R, V) float32, as the head of this module says. `forbid`,
+    the op `logit_mask`, is needed where a row has a mask."""
     assert logits.dtype == torch.float32, f"sampling is of float32 logits, got {logits.dtype}"
     assert len(logits) == len(rows), f"one SampleRow a row, got {len(rows)} for {tuple(logits.shape)}"
     if not rows:
@@ -104,13 +111,13 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> Sampled:
         if not math.isfinite(most[i]):
             token_ids[i] = -1
         elif not row.takes_raw_best:
-            token_ids[i] = _choose(logits[i], row)
+            token_ids[i] = _choose(logits[i], row, forbid)
     asked = [_logprob(logits[i], token_ids[i], row.params.logprobs) for i, row in enumerate(rows)]
     logprobs, values = [entry for entry, _ in asked], [value for _, value in asked]
     return Sampled(token_ids, logprobs, [token_id < 0 for token_id in token_ids], values)
 
 
-def adjusted_logits(raw: Tensor, row: SampleRow) -> Tensor:
+def adjusted_logits(raw: Tensor, row: SampleRow, forbid: Forbid | None = None) -> Tensor:
     """Steps 2 to 5 on one row's logits `raw` (V): a new tensor. History and ends outside V are not there."""
     scores = raw.clone()
     if row.params.logit_bias:
@@ -122,6 +129,9 @@ def adjusted_logits(raw: Tensor, row: SampleRow) -> Tensor:
         _penalise_output(scores, row)
     forbidden = _ids(row.forbidden_ids, raw)
     scores[forbidden] = -math.inf
+    if row.mask is not None:
+        assert forbid is not None, "where a row has a mask, the op that applies it is given"
+        forbid(scores.unsqueeze(0), torch.from_numpy(row.mask).unsqueeze(0), None)
     return scores
 
 
@@ -154,9 +164,9 @@ def _penalise_output(scores: Tensor, row: SampleRow) -> None:
     scores[seen] -= torch.tensor(costs, dtype=scores.dtype, device=scores.device)
 
 
-def _choose(raw: Tensor, row: SampleRow) -> int:
+def _choose(raw: Tensor, row: SampleRow, forbid: Forbid | None) -> int:
     """The token of one row with finite logits, or -1 if nothing is left to choose from."""
-    scores = adjusted_logits(raw, row)
+    scores = adjusted_logits(raw, row, forbid)
     best = scores.argmax()
     most = scores[best].item()
     if not math.isfinite(most):

@@ -11,11 +11,13 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from .errors import InvalidRequest
+from .grammar.spec import GrammarSpec
 from .stops import validate_stops
+from .structure import STRUCTURES, WAYS, normal_form, spec_of
 from .text import quote
 
 MAX_CHOICES = 1024
@@ -23,7 +25,6 @@ MAX_STOPS = 32
 MAX_LOGPROBS = 1000
 
 _GREEDY_BELOW = 1e-6
-_STRUCTURED = ("regex", "json_schema", "choice", "grammar")
 _SPELLINGS = {
     "max_new_tokens": "max_tokens",
     "max_completion_tokens": "max_tokens",
@@ -52,7 +53,12 @@ class SamplingParams:
     logprobs None reports none, 0 the chosen token's own, k also the k best. prompt_logprobs_start is the
     first prompt position whose log-probability is wanted.
 
-    regex, json_schema, choice and grammar are reserved: this version refuses them.
+    One of these says what the text must look like: regex, a pattern of the whole text; json_schema, a schema
+    as JSON text, mapping or boolean, or a Python type; choice, texts to choose from (a Literal or Enum too);
+    grammar, of grammar_kind "lark" or "gbnf" ("ebnf" is the same; None: gbnf if it is written with ::=);
+    structural_tag, texts that begin a constrained part. `structure` is what it comes to. relaxed: what cannot
+    be enforced of a schema is checked when the text is done, else it is refused. compact: JSON without
+    whitespace. grammar_after: free text goes up to this one. See docs/structured-output.md.
     """
 
     max_tokens: int = 128
@@ -75,17 +81,24 @@ class SamplingParams:
     prompt_logprobs_start: int | None = None
     skip_special_tokens: bool = True
     regex: str | None = None
-    json_schema: str | Mapping[str, object] | None = None
-    choice: tuple[str, ...] | None = None
+    json_schema: object = None
+    choice: object = None
     grammar: str | None = None
     grammar_kind: str | None = None
+    structural_tag: object = None
+    relaxed: bool = False
+    compact: bool = False
+    grammar_after: str | None = None
+    structure: GrammarSpec | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
         self._check_lengths()
         self._check_stops()
         self._check_choosing()
         self._check_reports()
-        _refuse_structured(self)
+        for name, value in normal_form(self).items():
+            self._keep(name, value)
+        self._keep("structure", spec_of(self))
 
     @classmethod
     def from_mapping(
@@ -106,7 +119,7 @@ class SamplingParams:
         spelled: dict[str, str] = {}
         for key, value in options.items():
             name = _known_name(key)
-            if value is None or (value == "" and name in (*_STRUCTURED, "grammar_kind")):
+            if value is None or (value == "" and name in (*STRUCTURES, *WAYS)):
                 continue
             if name in values:
                 raise InvalidRequest(f"{spelled[name]} and {key} are the same option, give one of them")
@@ -175,7 +188,7 @@ class SamplingParams:
         object.__setattr__(self, name, value)
 
 
-_NAMES = tuple(field.name for field in fields(SamplingParams))
+_NAMES = tuple(each.name for each in fields(SamplingParams) if each.init)
 
 
 def _known_name(key: object) -> str:
@@ -199,17 +212,6 @@ def _fold_top_logprobs(values: dict[str, Any]) -> None:
         values["logprobs"] = top
     elif isinstance(wanted, bool):
         values["logprobs"] = 0 if wanted else None
-
-
-def _refuse_structured(params: SamplingParams) -> None:
-    given = [name for name in _STRUCTURED if getattr(params, name) is not None]
-    if len(given) > 1:
-        raise InvalidRequest(f"at most one of {', '.join(_STRUCTURED)} is allowed, got {' and '.join(given)}")
-    for name in (*given, "grammar_kind"):
-        value = getattr(params, name)
-        if value is not None:
-            why = "structured output is not available in this version"
-            raise InvalidRequest(f"{name} must be left out: {why}, got {quote(value)}")
 
 
 def _check_integer(name: str, value: object, least: int, most: int | None = None) -> None:

@@ -153,6 +153,11 @@ class Scheduler:
                 f"{pages * size} ({pages} pages of {size})"
             )
 
+    def refuse(self, seq: Sequence, message: str) -> None:
+        """End with an error, at once, what was added and has never run; see take_ended."""
+        assert seq.status == "waiting", "it never ran"
+        self._end(seq, "error", message, publish=False)
+
     def abort(self, key: SequenceKey) -> bool:
         """Let the sequence end: at the commit of the step it is in, or else at the next plan. False if there
         is no such sequence."""
@@ -379,7 +384,7 @@ class Scheduler:
             self._known.keep(seq, row, outcome)
             return
         assert outcome.new_tokens or outcome.finish or not row.samples, "what samples gives a token or ends"
-        seq.tokens.extend(outcome.new_tokens)
+        seq.append(outcome.new_tokens)
         assert len(seq.tokens) <= self.max_length, "a sequence stays below context and pool"
         self._known.keep(seq, row, outcome)
         finish = outcome.finish or self._exhausted(seq)

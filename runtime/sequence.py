@@ -155,6 +155,12 @@ class Sequence:
         if row.logits_from < row.logits_to:
             self.logits_needed_from = row.logits_to
 
+    def append(self, tokens: Items[int]) -> None:
+        """Generated tokens. Behind the first, their logits are wanted only for log-probabilities."""
+        self.tokens += tokens
+        if tokens and self.request.sampling.logprobs is None:
+            self.logits_needed_from = len(self.tokens) - 1
+
     def learn(self, position: int, values: Items[SlotValue]) -> None:
         """Keep the values of the tokens from `position` on."""
         self.values.update(enumerate(values, position))
@@ -183,9 +189,10 @@ class Sequence:
         self._table_version = -1
 
     def meet(self, cached_tokens: int) -> None:
-        """So many of its tokens are in the cache, now that its turn has come."""
+        """So many of its tokens are in the cache, now that its turn has come. Of those that a grammar forced
+        at the beginning none counts."""
         if self.preemptions == 0:
-            self.cached_tokens = cached_tokens
+            self.cached_tokens = min(cached_tokens, self.prompt_len)
 
     def drop(self) -> Lease:
         """Stop running: hand the lease back. Nothing is in place any more."""

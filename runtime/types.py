@@ -157,7 +157,9 @@ class Event:
     Joined `text` of all events is the final text. Exactly one event of each (request_id, index) has a
     finish reason. Counts are totals so far; `cached_tokens` counts prompt tokens found in the cache when
     the sequence was first admitted (a replay after preemption does not raise it), `computed_tokens` every
-    token that a row of it computed. Of a scored continuation, `prompt_logprobs` are those of its tokens.
+    token that a row of it computed, `forced_tokens` the generated ones that a grammar left no choice about.
+    Of a scored continuation, `prompt_logprobs` are those of its tokens. With `refused`, the one event of a
+    request whose grammar turned out to be of no use, for the reason in `error`.
     """
 
     request_id: str
@@ -173,6 +175,8 @@ class Event:
     matched_stop: int | str | None = None
     error: str | None = None
     computed_tokens: int = 0
+    forced_tokens: int = 0
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +195,7 @@ class Completion:
     error: str | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    forced_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from .engine import Engine
-from .errors import EngineStopped
+from .errors import EngineStopped, InvalidRequest
 from .types import Event, FinishReason, Request
 
 T = TypeVar("T")
@@ -66,7 +66,8 @@ class EngineThread:
 
     async def stream(self, request: Request) -> AsyncIterator[Event]:
         """The events of one request, up to the terminal one of each choice. Raises what `submit` refuses
-        with. Leaving the iteration early, or cancelling it, aborts the request."""
+        with, and InvalidRequest if its grammar is refused later. Leaving the iteration early, or cancelling
+        it, aborts the request."""
         loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
 
         def deliver(event: Event) -> None:
@@ -80,6 +81,8 @@ class EngineThread:
             while left:
                 event = await events.get()
                 left -= event.finish_reason is not None
+                if event.refused:
+                    raise InvalidRequest(event.error)
                 yield event
         finally:
             if left:

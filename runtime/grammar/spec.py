@@ -66,7 +66,7 @@ def choice_texts(choices: object) -> tuple[str, ...]:
         raise InvalidRequest(f"choice must hold at most {MAX_CHOICES:,} texts, got {len(choices):,}")
     texts = [require_text("choice: an entry", choice) for choice in choices]
     if "" in texts:
-        raise InvalidRequest("choice must hold no empty text")
+        raise InvalidRequest("choice must hold no empty text, got ''")
     size = sum(len(text.encode()) for text in texts)
     if size > MAX_BYTES:
         raise InvalidRequest(f"choice must be at most {MAX_BYTES:,} bytes together, got {size:,}")
@@ -89,7 +89,7 @@ def _json_text(name: str, value: object) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"{name} must hold JSON values only: {error}") from None
+        raise InvalidRequest(f"{name} must hold JSON values only, got {quote(value)}: {error}") from None
     return _limited(name, require_text(name, text), MAX_BYTES)
 
 

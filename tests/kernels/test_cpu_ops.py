@@ -319,3 +319,26 @@ def test_copies_take_all_layers_of_the_given_pages_along_and_touch_no_others(sto
     before = pages.clone()
     cpu_ops(3, 3, threads=1).copy_pages(pages, [1, 1, 6], [0, 3, 5])
     assert torch.equal(pages, before[:, [1, 1, 2, 1, 4, 6, 6]])
+
+
+@pytest.mark.parametrize("size", [1, 31, 32, 33, 97, 5000])
+@pytest.mark.parametrize("rows", [None, [4, 0, 2]])
+def test_logits_are_forbidden_as_by_the_reference(size: int, rows: list[int] | None) -> None:
+    generator = torch.Generator().manual_seed(size)
+    wide = torch.randn(5, size + 3, generator=generator)
+    logits = wide[:, :size] if rows else wide[:3, :size]
+    logits[0, 0] = torch.nan
+    mask = torch.randint(-(2**31), 2**31, (3, -(-size // 32) + 1), generator=generator).int()
+    places = None if rows is None else torch.tensor(rows)
+    expected, beside = logits.clone(), wide[:, size:].clone()
+    reference.logit_mask(expected, mask[:, :-1], places)
+    OPS.logit_mask(logits, mask, places)
+    assert torch.equal(logits.view(torch.int32), expected.view(torch.int32))
+    assert torch.equal(wide[:, size:], beside)
+    assert (logits == -torch.inf).any() or size == 1
+
+
+def test_no_masks_forbid_nothing() -> None:
+    logits = torch.zeros(2, 40)
+    OPS.logit_mask(logits, torch.zeros(0, 2, dtype=torch.int32), None)
+    assert torch.equal(logits, torch.zeros(2, 40))

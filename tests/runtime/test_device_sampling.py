@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from math import isnan
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from radixlm.kernels.cpu import cpu_ops
+from radixlm.kernels.logit_mask import logit_mask
 from radixlm.kernels.ops import Ops
 from radixlm.kernels.sample import sample as sample_op
 from radixlm.runtime.device_sampling import read_on_device
@@ -36,12 +38,18 @@ WAYS = {
 
 @pytest.fixture(scope="module")
 def ops() -> Ops:
-    return replace(cpu_ops(2, 1, threads=1), sample=sample_op)
+    return replace(cpu_ops(2, 1, threads=1), sample=sample_op, logit_mask=logit_mask)
 
 
 def row(way: str, seed: int = 0) -> SampleRow:
     params = SamplingParams.from_mapping({"max_tokens": 20, **WAYS[way]})
     return SampleRow(params, [1, 5, 40, 40, 120], [7, 8, 7, 300], (2, 6), stream_key(seed - 1, ()), 1, 9)
+
+
+def masked(row: SampleRow, seed: int, vocabulary: int = VOCABULARY) -> SampleRow:
+    """The same with a grammar that allows about half of the tokens."""
+    words = np.random.default_rng(seed).integers(-(2**31), 2**31, -(-vocabulary // 32))
+    return replace(row, mask=words.astype(np.int32))
 
 
 def sample_on_device(numbers: Tensor, rows: list[SampleRow], ops: Ops) -> Sampled:
@@ -67,6 +75,36 @@ def test_rows_of_all_kinds_together_get_what_each_gets_alone(ops: Ops, seed: int
             assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
             assert [token for token, _ in one.top] == [token for token, _ in other.top]
             assert [value for _, value in one.top] == pytest.approx([v for _, v in other.top], abs=1e-5)
+
+
+@pytest.mark.parametrize("vocabulary", [VOCABULARY, 64])
+def test_rows_with_masks_choose_what_is_allowed_and_the_others_as_without(ops: Ops, vocabulary: int) -> None:
+    plain = [replace(row(way), prompt_ids=[1], output_ids=[3]) for way in WAYS]
+    numbers = logits(len(plain), 5)[:, :vocabulary].contiguous()
+    rows = [masked(each, i, vocabulary) if i % 3 else each for i, each in enumerate(plain)]
+    before = numbers.clone()
+    forbid = cpu_ops(2, 1, threads=1).logit_mask
+    found, expected = sample_on_device(numbers, rows, ops), sample(numbers, rows, forbid)
+    assert found.token_ids == expected.token_ids
+    assert torch.equal(numbers, before), "logits are only read"
+    alone = sample(numbers, plain)
+    for i, token in enumerate(found.token_ids):
+        mask = rows[i].mask
+        if mask is None:
+            assert token == alone.token_ids[i]
+        else:
+            assert int(mask[token // 32]) >> token % 32 & 1
+    assert any(a != b for a, b in zip(found.token_ids, alone.token_ids, strict=True))
+
+
+def test_a_mask_hides_no_row_that_is_no_distribution(ops: Ops) -> None:
+    numbers = logits(2)
+    numbers[0, 6] = torch.nan
+    mask = np.full(4, -1, dtype=np.int32)
+    mask[0] ^= 1 << 6
+    rows = [replace(row("greedy"), mask=mask)] * 2
+    forbid = cpu_ops(2, 1, threads=1).logit_mask
+    assert sample_on_device(numbers, rows, ops).bad == sample(numbers, rows, forbid).bad == [True, False]
 
 
 @pytest.mark.parametrize("way", ["greedy", "not to end", "extreme", "alternatives"])

@@ -20,7 +20,7 @@ TOKENIZER = build_byte_tokenizer()
 
 def stream_of(*, index: int = 0, **sampling: Any) -> OutputStream:  # Any: fields of SamplingParams
     seq = Sequence(Request("r", (5, 6), SamplingParams(**{"max_tokens": 1000, **sampling})), index)
-    return OutputStream(seq, TOKENIZER, (EOS_ID,), seed=3)
+    return OutputStream(seq, TOKENIZER, (EOS_ID,), seed=3, max_length=10_000)
 
 
 def ids(text: str) -> list[int]:

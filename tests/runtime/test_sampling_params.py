@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixlm.runtime.errors import InvalidRequest
+from radixlm.runtime.grammar.spec import GrammarSpec
 from radixlm.runtime.sampling_params import SamplingParams
 
 NAN = math.nan
@@ -85,11 +86,20 @@ def test_defaults_are_valid_and_hashable() -> None:
         ("logprobs", 1001, "from 0 to 1000"),
         ("logprobs", True, "from 0 to 1000"),
         ("prompt_logprobs_start", -1, "integer of at least 0"),
-        ("regex", "a+", "not available in this version"),
-        ("json_schema", {"type": "object"}, "not available in this version"),
-        ("choice", ("a", "b"), "not available in this version"),
-        ("grammar", "root ::= 'a'", "not available in this version"),
-        ("grammar_kind", "lark", "not available in this version"),
+        ("regex", 5, "must be text"),
+        ("regex", "a" * 9000, "1 to 8,192 bytes, got 9,000"),
+        ("json_schema", "{", "must be JSON"),
+        ("json_schema", "[]", "must be a JSON object (or true or false)"),
+        ("json_schema", {"const": math.nan}, "JSON values only"),
+        ("choice", [], "a list of one text or more"),
+        ("choice", ["a", ""], "no empty text"),
+        ("choice", ["a", 1], "must be text"),
+        ("grammar", "", "1 to 262,144 bytes"),
+        ("grammar_kind", "lark", "goes with grammar"),
+        ("structural_tag", "tag", "must be JSON"),
+        ("relaxed", True, "goes with json_schema or structural_tag"),
+        ("compact", 1, "true or false"),
+        ("grammar_after", "</think>", "goes with one of regex, json_schema"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_name_and_what_is_allowed(
@@ -235,7 +245,8 @@ def test_options_are_laid_over_a_base_and_null_keeps_it() -> None:
         ({"logprobs": 2, "top_logprobs": 3}, "top_logprobs needs logprobs to be true, got 2"),
         ({"logprobs": True, "top_logprobs": True}, "top_logprobs must be an integer from 0 to 1000"),
         ([1], r"sampling options must be an object, got \[1\]"),
-        ({"regex": "a"}, "not available"),
+        ({"regex": "a", "choice": ["a"]}, "at most one of regex, json_schema"),
+        ({"grammar": "start: /a/", "grammar_kind": "yacc"}, "one of lark, gbnf, ebnf"),
     ],
 )
 def test_a_mapping_that_cannot_be_understood_is_refused(options: object, message: str) -> None:
@@ -266,3 +277,50 @@ def test_any_json_gives_params_or_an_invalid_request_and_nothing_else(options: d
 def test_the_module_loads_no_torch() -> None:
     code = "import sys, radixlm.runtime.sampling_params; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-P", "-c", code], check=False).returncode == 0
+
+
+def nested(depth: int) -> dict[str, object]:
+    return {} if depth == 0 else {"not": nested(depth - 1)}
+
+
+def test_a_schema_may_be_text_or_an_object_and_keeps_the_order_of_its_keys() -> None:
+    by_text = SamplingParams(json_schema=' {"b": 1, "a": "é"} ')
+    by_object = SamplingParams(json_schema={"b": 1, "a": "é"})
+    assert by_text == by_object
+    assert by_object.json_schema == '{"b":1,"a":"é"}'
+    assert by_text.structure == GrammarSpec("json", '{"b":1,"a":"é"}')
+    assert SamplingParams(json_schema=True).structure == GrammarSpec("json", "true")
+
+
+def test_what_is_asked_for_becomes_one_value() -> None:
+    assert SamplingParams().structure is None
+    assert SamplingParams(regex="a+").structure == GrammarSpec("regex", "a+")
+    assert SamplingParams(choice=["x", "y", "x"]).structure == GrammarSpec("choice", '["x", "y"]')
+    assert SamplingParams(grammar="start: /a/").structure == GrammarSpec("lark", "start: /a/")
+    for kind in (None, "ebnf", "gbnf"):
+        found = SamplingParams(grammar='root ::= "a"', grammar_kind=kind).structure
+        assert found == GrammarSpec("gbnf", 'root ::= "a"')
+    found = SamplingParams(structural_tag={"a": 1}, relaxed=True, compact=True, grammar_after="x").structure
+    assert found == GrammarSpec("tags", '{"a":1}', relaxed=True, compact=True, after="x")
+
+
+def test_a_schema_is_limited_in_size_and_depth_before_anything_looks_at_it() -> None:
+    SamplingParams(json_schema=nested(60))
+    with pytest.raises(InvalidRequest, match="at most 64 levels"):
+        SamplingParams(json_schema=nested(70))
+    loop: dict[str, object] = {}
+    loop["not"] = loop
+    with pytest.raises(InvalidRequest, match="at most 64 levels"):
+        SamplingParams(json_schema=loop)
+    with pytest.raises(InvalidRequest, match="must be JSON"):
+        SamplingParams(json_schema="[" * 100_000)
+    with pytest.raises(InvalidRequest, match="1 to 262,144 bytes"):
+        SamplingParams(json_schema={"const": "a" * 300_000})
+    with pytest.raises(InvalidRequest, match="at most 20,000 texts"):
+        SamplingParams(choice=[str(i) for i in range(20_001)])
+
+
+def test_an_empty_text_for_structure_is_unset_and_changed_params_are_normalised_again() -> None:
+    assert SamplingParams.from_mapping({"regex": "", "grammar_kind": ""}) == SamplingParams()
+    base = SamplingParams(json_schema={"type": "object"}, compact=True)
+    assert replace(base, max_tokens=5).structure == base.structure
