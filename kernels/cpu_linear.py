@@ -202,7 +202,7 @@ class PackedLinear:
         self._panels = arena.keep(_panels(weight, 1))
         self._bias = _row_of(bias, len(self._panels))
         self._words = _words(self._panels, self._inputs, self._bias)
-        self.weight_bytes = self._panels.nbytes
+        self.weight_bytes, self.weight_address = self._panels.nbytes, self._panels.data_ptr()
         self._width, self._address = len(self._panels) * PANEL, self._words.ctypes.data
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -246,7 +246,7 @@ class ByteLinear:
         self._offsets = _row_of(whole.sum(dim=1, dtype=torch.int32) * OFFSET, len(self._panels))
         self._scales = _row_of(scales, len(self._panels))
         self._words = _words(self._panels, self._groups, self._bias, self._offsets, self._scales)
-        self.weight_bytes = self._panels.nbytes
+        self.weight_bytes, self.weight_address = self._panels.nbytes, self._panels.data_ptr()
         self._width, self._address = len(self._panels) * PANEL, self._words.ctypes.data
 
     def __call__(self, x: Tensor) -> Tensor:

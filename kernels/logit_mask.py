@@ -5,7 +5,8 @@
 
 Bit j of word w of a mask row is token 32 w + j: set is allowed. Bits beyond V are ignored; the layout is that
 of llguidance, xgrammar and outlines. An allowed logit is neither read nor written, so it stays what it is,
-NaN and infinities too. Two mask rows for one row of logits both hold. No other dtypes.
+NaN and infinities too. Two mask rows for one row of logits both hold. No other dtypes. Nothing here waits for
+the device, so rows are believed unless `debug` asks for them to be read and checked.
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ class Tile:
 _TILE = Tile(words=64, warps=4)
 
 
-def logit_mask(logits: Tensor, mask: Tensor, rows: Tensor | None = None) -> None:
-    """Forbid in place. Raises ValueError for shapes and dtypes other than those above."""
+def logit_mask(logits: Tensor, mask: Tensor, rows: Tensor | None = None, *, debug: bool = False) -> None:
+    """Forbid in place. Raises ValueError for shapes and dtypes other than those above. debug: read `rows`,
+    which waits for the device, and refuse what the logits have not."""
     if logits.dim() != 2 or logits.dtype != torch.float32 or (logits.shape[1] > 1 and logits.stride(1) != 1):
         raise ValueError(
             "logits must be (R, V) float32 with a last stride of 1, "
@@ -62,7 +64,12 @@ def logit_mask(logits: Tensor, mask: Tensor, rows: Tensor | None = None) -> None
         )
     vocabulary = logits.shape[1]
     words = triton.cdiv(vocabulary, 32)
-    if mask.dim() != 2 or mask.dtype != torch.int32 or mask.shape[1] < words or mask.stride(1) != 1:
+    if (
+        mask.dim() != 2
+        or mask.dtype != torch.int32
+        or mask.shape[1] < words
+        or (words > 1 and mask.stride(1) != 1)
+    ):
         raise ValueError(
             f"mask must be (M, {words} or more) int32 with a last stride of 1 for {vocabulary} tokens, "
             f"got {tuple(mask.shape)} {mask.dtype} with strides {mask.stride()}"
@@ -75,6 +82,9 @@ def logit_mask(logits: Tensor, mask: Tensor, rows: Tensor | None = None) -> None
         raise ValueError(
             f"rows must be ({len(mask)}) int64 without gaps, got {tuple(rows.shape)} {rows.dtype}"
         )
+    if debug and rows is not None and ((rows < 0) | (rows >= len(logits))).any():
+        wrong = rows[(rows < 0) | (rows >= len(logits))][0]
+        raise ValueError(f"rows must be from 0 to {len(logits) - 1}, got {int(wrong)}")
     if len(mask) and words:
         grid = (len(mask), triton.cdiv(words, _TILE.words))
         _logit_mask_kernel[grid](

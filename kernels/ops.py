@@ -19,10 +19,14 @@ from .plan import AttentionPlan, PlanOptions
 
 
 class Linear(Protocol):
-    """A weight in the backend's own layout: (T, K) -> (T, N), bias included. weight_bytes: what it takes."""
+    """A weight in the backend's own layout: (T, K) -> (T, N), bias included. weight_bytes: what it takes,
+    from weight_address on; it may be the memory of the tensor that was packed."""
 
     @property
     def weight_bytes(self) -> int: ...
+
+    @property
+    def weight_address(self) -> int: ...
 
     def __call__(self, x: Tensor, /) -> Tensor: ...
 

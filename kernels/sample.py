@@ -32,7 +32,7 @@ _LN2_HIGH = tl.constexpr(0.693359375)
 _LN2_LOW = tl.constexpr(2.1219444005469057e-4)
 _SQRT_HALF_BITS = tl.constexpr(0x3F3504F3)
 _SIGN = tl.constexpr(0x80000000)
-_HOTTEST = tl.constexpr(2.0**126)
+_HOTTEST, _COLDEST = tl.constexpr(2.0**126), tl.constexpr(2.0**-126)
 _MASS_OF_ONE = tl.constexpr(2.0**44)
 # What an upper bound of noise may be too small by, as it is computed.
 _SLACK = tl.constexpr(1e-3)
@@ -59,7 +59,7 @@ def _sample_kernel(  # type: ignore[no-untyped-def]
     most, token = _largest(logits, vocabulary, WIDE_BLOCK)
     heat = tl.load(temperature + row)
     if (token >= 0) & (heat > 0.0):
-        inverse = tl.div_rn(1.0, tl.minimum(heat, _HOTTEST))
+        inverse = tl.div_rn(1.0, tl.maximum(tl.minimum(heat, _HOTTEST), _COLDEST))
         limit, share = tl.load(top_k + row), tl.load(top_p + row)
         limit = tl.where(limit > 0, limit, vocabulary)
         # Never above the best's weight: were it kept by none, the search below would not end.

@@ -39,7 +39,7 @@ class DenseLinear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight, self._bias = weight, bias
-        self.weight_bytes = weight.nbytes
+        self.weight_bytes, self.weight_address = weight.nbytes, weight.data_ptr()
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.nn.functional.linear(x, self._weight, self._bias)
@@ -56,6 +56,11 @@ def triton_ops(
     """The table for a model of these heads. Raises NotPossible: on a CPU without Triton's interpreter."""
     if device.type == "cpu" and not is_interpreted():
         raise NotPossible("its kernels need a GPU; TRITON_INTERPRET=1 runs them on a CPU, slowly, for tests")
+    if device.type == "cpu" and dtype == torch.bfloat16:
+        raise NotPossible("its interpreter multiplies bfloat16 wrongly: float32 or float16 there")
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        name = torch.cuda.get_device_name(device)
+        raise NotPossible(f"its kernels need compute capability 8.0 or above, {name} has less")
     if head_dim % 8 or head_dim > 256:
         raise NotPossible(f"its kernels take head sizes that are multiples of 8 up to 256, got {head_dim}")
     group = num_heads // num_kv_heads

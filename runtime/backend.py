@@ -17,12 +17,14 @@ from .model_config import ModelConfig
 
 
 def settle(config: EngineConfig) -> EngineConfig:
-    """The options with what "auto" means on this machine: a GPU where torch has one, in bfloat16, else the
-    CPU in float32. Raises InvalidConfig for what does not go together."""
+    """The options with what "auto" means on this machine: a GPU in bfloat16, where torch has one and nothing
+    is asked for that only the CPU has, else the CPU in float32. Raises InvalidConfig for what does not go
+    together."""
     has_gpu = torch.cuda.is_available()
     device = config.device
     if device == "auto":
-        device = "cuda" if has_gpu and config.attention != "cpu" else "cpu"
+        is_for_cpu = config.attention == "cpu" or config.quantization != "none"
+        device = "cuda" if has_gpu and not is_for_cpu else "cpu"
     if device == "cuda" and not has_gpu:
         raise InvalidConfig("device cuda needs a GPU that torch can use, and there is none")
     attention = config.attention
@@ -31,9 +33,8 @@ def settle(config: EngineConfig) -> EngineConfig:
     if device == "cuda" and attention == "cpu":
         raise InvalidConfig("attention cpu does not go with device cuda, allowed are auto and triton")
     if attention == "triton" and config.quantization != "none":
-        raise InvalidConfig(
-            f"quantization {config.quantization} does not go with attention triton, only none"
-        )
+        with_what = "attention triton" if config.attention == "triton" else "device cuda"
+        raise InvalidConfig(f"quantization {config.quantization} does not go with {with_what}, only none")
     dtype = config.dtype
     if dtype == "auto":
         dtype = "bfloat16" if device == "cuda" else "float32"

@@ -23,6 +23,8 @@ from .types import SlotValue, TokenLogprob
 _Edit = tuple[int, int, float]
 # Rows whose distributions are worked out together: enough to fill a device, few beside a prompt's logits.
 _BLOCK = 256
+# No vocabulary has so many tokens: any larger top_k means the same, and this one fits 32 bits.
+_ANY_TOP_K = (1 << 31) - 1
 
 
 def read_on_device(
@@ -79,7 +81,7 @@ def _packed(rows: Sequence[SampleRow]) -> Tensor:
     """What all rows say of how they draw, column after column, in 64 bits each."""
     params = [row.params for row in rows]
     numbers = [*map(_temperature, rows), *(p.top_p for p in params), *(p.min_p for p in params)]
-    whole = [max(0, p.top_k) for p in params]
+    whole = [min(max(0, p.top_k), _ANY_TOP_K) for p in params]
     whole += [*(_signed(r.key) for r in rows), *(r.position for r in rows), *(r.choice for r in rows)]
     bits = torch.tensor(numbers, dtype=torch.float64).view(torch.int64)
     return torch.cat([bits, torch.tensor(whole, dtype=torch.int64)])
@@ -115,39 +117,46 @@ def _most_alternatives(known: Sequence[Known], rows: Sequence[SampleRow], vocabu
 
 def _log_probabilities(
     logits: Tensor, ways: Tensor, slots: Tensor, ids: Tensor, top: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The value of ids[i] under logits row ways[slots[i]]; then of each way the ids of the `top` best, and
-    their values: all float64. Of equal ones at the end of a top list, any may be in it."""
-    bests, best_ids, peaks, totals = [], [], [], []
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The value of ids[i] under logits row ways[slots[i]]; then of each way the best id, the lowest of equal
+    ones, the ids of the `top` best, and their values: all float64. Of equal ones at the end of a top list,
+    any may be in it."""
+    firsts, bests, best_ids, peaks, totals = [], [], [], [], []
     for start in range(0, len(ways), _BLOCK):
         rows = logits[ways[start : start + _BLOCK]]
         peak = rows.amax(dim=1, keepdim=True)
         total = (rows - peak).exp_().sum(dim=1, keepdim=True).log_()
         best = rows.topk(top, dim=1)
+        firsts.append(rows.max(dim=1).indices.double())  # of equal ones topk may give any
         bests.append((best.values - peak - total).double())
         best_ids.append(best.indices.double())
         peaks.append(peak[:, 0])
         totals.append(total[:, 0])
     peak, total = torch.cat(peaks)[slots], torch.cat(totals)[slots]
     chosen = logits[ways[slots], ids]
-    return (chosen - peak - total).double(), torch.cat(best_ids), torch.cat(bests)
+    return (chosen - peak - total).double(), torch.cat(firsts), torch.cat(best_ids), torch.cat(bests)
 
 
 class _Answers:
     """The numbers of `_log_probabilities`, read one token after the other."""
 
     def __init__(self, numbers: list[float], slots: list[int], ways: int, top: int) -> None:
-        self._values, self._slots, self._top = numbers[: len(slots)], slots, top
-        self._ids = numbers[len(slots) : len(slots) + ways * top]
-        self._bests = numbers[len(slots) + ways * top :]
-        self._at = 0
+        self._slots, self._top, self._at = slots, top, 0
+        sizes = (len(slots), ways, ways * top, ways * top)
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        self._values, self._firsts, self._ids, self._bests = (
+            numbers[start : start + size] for start, size in zip(starts, sizes, strict=True)
+        )
 
     def next(self, token_id: int, count: int) -> tuple[SlotValue, TokenLogprob]:
         """Of the next token asked about: its value, and the same with `count` alternatives."""
-        value, first = self._values[self._at], self._slots[self._at] * self._top
+        value, way = self._values[self._at], self._slots[self._at]
         self._at += 1
-        ids, bests = self._ids[first : first + self._top], self._bests[first : first + self._top]
-        best = sorted(zip(map(int, ids), bests, strict=True), key=lambda pair: (-pair[1], pair[0]))
+        part = slice(way * self._top, (way + 1) * self._top)
+        first, bests = int(self._firsts[way]), self._bests[part]
+        ids = [i for i in map(int, self._ids[part]) if i != first][: self._top - 1]
+        rest = sorted(zip(ids, bests[1:], strict=True), key=lambda pair: (-pair[1], pair[0]))
+        best = [(first, bests[0]), *rest]
         return SlotValue(value, *best[0]), TokenLogprob(token_id, value, tuple(best[:count]))
 
 

@@ -62,8 +62,9 @@ class Model:
         self._layers = [_layer(config, packed, i) for i in range(config.num_layers)]
         self._next_norms = [layer.input_norm for layer in self._layers[1:]]
         self._next_norms.append(packed.tensors["model.norm.weight"])
-        self.weight_bytes = self._head.weight_bytes + sum(x.nbytes for x in packed.tensors.values())
-        self.weight_bytes += sum(x.weight_bytes for x in packed.linears.values() if x is not self._head)
+        sizes = {x.weight_address: x.weight_bytes for x in (self._head, *packed.linears.values())}
+        sizes |= {x.data_ptr(): x.nbytes for x in packed.tensors.values()}  # a tied table counts once
+        self.weight_bytes = sum(sizes.values())
 
     @torch.inference_mode()
     def forward(self, inputs: ModelInputs, k_pages: list[Tensor], v_pages: list[Tensor]) -> Tensor:

@@ -125,3 +125,15 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         logit_mask(logits, mask, rows)
+
+
+@pytest.mark.parametrize("row", [-1, 2])
+def test_rows_that_the_logits_have_not_are_refused_where_asked(row: int) -> None:
+    with pytest.raises(ValueError, match=f"rows must be from 0 to 1, got {row}"):
+        logit_mask(torch.zeros(2, 8), torch.zeros(1, 1).int(), torch.tensor([row]), debug=True)
+
+
+def test_a_mask_of_one_word_may_have_any_stride() -> None:
+    logits = torch.zeros(2, 8)
+    logit_mask(logits, torch.tensor([[1, 2]], dtype=torch.int32).T)
+    assert logits.isfinite().nonzero().tolist() == [[0, 0], [1, 1]]

@@ -50,7 +50,8 @@ def test_what_is_left_open_follows_from_the_machine(
     [
         (False, {"device": "cuda"}, "device cuda needs a GPU"),
         (True, {"device": "cuda", "attention": "cpu"}, "attention cpu does not go with device cuda"),
-        (True, {"quantization": "int8"}, "quantization int8 does not go with attention triton"),
+        (True, {"quantization": "int8", "device": "cuda"}, "quantization int8 does not go with device cuda"),
+        (True, {"quantization": "int8", "attention": "triton"}, "int8 does not go with attention triton"),
     ],
     indirect=["has_gpu"],
 )

@@ -119,6 +119,34 @@ def test_a_row_that_is_no_distribution_is_bad_whatever_is_edited(ops: Ops, way: 
     assert found.logprobs[1] is None
 
 
+@pytest.mark.parametrize("top_k", [VOCABULARY, 2**31, 2**32 + 1, 2**63, 10**30])
+def test_any_top_k_beyond_the_vocabulary_is_none(ops: Ops, top_k: int) -> None:
+    drawn = row("drawn")
+    rows = [replace(drawn, params=replace(drawn.params, top_k=top_k)), row("greedy")]
+    numbers = logits(2)
+    expected = sample(numbers, [drawn, row("greedy")]).token_ids
+    assert sample_on_device(numbers, rows, ops).token_ids == sample(numbers, rows).token_ids == expected
+
+
+@pytest.mark.parametrize("size", [31, 32, 64, 97])
+@pytest.mark.parametrize("top", [1, 3])
+def test_of_equal_logits_the_best_one_told_is_the_one_that_is_chosen(ops: Ops, size: int, top: int) -> None:
+    numbers = torch.zeros(1, size)
+    numbers[0, [10, 16, 30]] = 9.0
+    known = [Known(0, [16], top=top), Known(0, [16])]
+    rows = [SampleRow(SamplingParams(temperature=0.0, logprobs=top), [], [], (), 0, 0, 0)]
+    found = read_on_device(numbers, known, [0], rows, ops)
+    [[entry], [value]] = found.known
+    assert isinstance(entry, TokenLogprob)
+    assert isinstance(value, SlotValue)
+    [logprob] = found.sampled.logprobs
+    assert logprob is not None
+    assert found.sampled.token_ids == [10]
+    assert value.best_id == entry.top[0][0] == logprob.top[0][0] == 10
+    assert [i for i, _ in entry.top] == [10, 16, 30][:top]
+    assert value.logprob == value.best_logprob == entry.logprob
+
+
 def test_a_row_with_nothing_left_to_choose_is_bad(ops: Ops) -> None:
     numbers = torch.full((1, VOCABULARY), -torch.inf)
     numbers[0, 5:7] = 1.0
