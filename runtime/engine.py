@@ -212,6 +212,7 @@ class Engine:
                 stream.guide = Guide(compiled, seq.request.sampling, self.tokenizer.eos_ids, words)
                 try:
                     seq.append(stream.begin())
+                    self._meter.generated_tokens += stream.count
                 except RequestFailed as failure:
                     error = str(failure)
             self._scheduler.add(seq)

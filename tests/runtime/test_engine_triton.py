@@ -30,6 +30,9 @@ WAYS = {
         presence_penalty=0.4,
         frequency_penalty=0.2,
     ),
+    "guided": SamplingParams(
+        max_tokens=6, temperature=0.9, seed=5, logprobs=2, choice=["xyzzy thing", "xyzq", "xyzz the"]
+    ),
 }
 
 
