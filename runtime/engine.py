@@ -142,7 +142,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
-        return not self._scheduler.is_idle or bool(self._unready)
+        return not self._scheduler.is_idle or bool(self._unready) or self._guides.has_checks
 
     def stats(self) -> EngineStats:
         return self._meter.stats(self.cache, self._scheduler.stats())
@@ -231,27 +231,30 @@ class Engine:
     def step(self) -> list[Event]:
         """Compute one step and return its news. A step that raises ends the sequences in it with an error;
         KeyboardInterrupt and the like do so too, and go on to the caller."""
-        self._take_grammars()
+        checked = self._take_grammars()
         with self._meter.step:
-            with self._meter.schedule:
-                plan = self._scheduler.plan()
-            if plan is None:
-                return self._last_events(self._scheduler.take_ended())
-            before = self._meter.step.since_start()
-            try:
-                used, fill = self._occupancy(plan)
-                outcomes = self._compute(plan)
-            except BaseException as error:
-                ended = self._scheduler.fail(plan, f"the step failed: {type(error).__name__}: {error}")
-                events = self._last_events(ended)
-                if not isinstance(error, Exception):
-                    raise
-                return events
-            with self._meter.schedule:
-                ended = self._scheduler.commit(plan, outcomes)
-            events = self._events(outcomes, ended)
-            generated = sum(len(outcome.new_tokens) for outcome in outcomes)
-            self._meter.count_step(plan, generated, self._meter.step.since_start() - before, used, fill)
+            return checked + self._step()
+
+    def _step(self) -> list[Event]:
+        with self._meter.schedule:
+            plan = self._scheduler.plan()
+        if plan is None:
+            return self._last_events(self._scheduler.take_ended())
+        before = self._meter.step.since_start()
+        try:
+            used, fill = self._occupancy(plan)
+            outcomes = self._compute(plan)
+        except BaseException as error:
+            ended = self._scheduler.fail(plan, f"the step failed: {type(error).__name__}: {error}")
+            events = self._last_events(ended)
+            if not isinstance(error, Exception):
+                raise
+            return events
+        with self._meter.schedule:
+            ended = self._scheduler.commit(plan, outcomes)
+        events = self._events(outcomes, ended)
+        generated = sum(len(outcome.new_tokens) for outcome in outcomes)
+        self._meter.count_step(plan, generated, self._meter.step.since_start() - before, used, fill)
         return events
 
     def flush(self) -> int:
@@ -336,12 +339,16 @@ class Engine:
 
     # -- the parts of a step -----------------------------------------------------------------------
 
-    def _take_grammars(self) -> None:
-        """Let requests run whose grammar is ready by now, and end those for which there is none. With nothing
-        else to do it waits a little for one."""
+    def _take_grammars(self) -> list[Event]:
+        """Let requests run whose grammar is ready by now, end those for which there is none, and return the
+        last events of texts that were checked. With nothing else to do it waits a little for one."""
+        patience = _PATIENCE if self._scheduler.is_idle else 0.0
+        checked = self._guides.take_checked(patience) if self._guides.has_checks else []
+        for event in checked:
+            self._forget(event)
         if not self._unready:
-            return
-        for request_id, found in self._guides.take_ready(_PATIENCE if self._scheduler.is_idle else 0.0):
+            return checked
+        for request_id, found in self._guides.take_ready(0.0 if checked else patience):
             sequences = self._unready.pop(request_id)
             if isinstance(found, InvalidRequest):
                 self._schedule(sequences, None)
@@ -350,6 +357,7 @@ class Engine:
                     self._scheduler.refuse(seq, str(found))
             else:
                 self._schedule(sequences, found)
+        return checked
 
     def _open_compiler(self) -> GrammarCompiler:
         from .grammar.compiler import GrammarCompiler
@@ -391,13 +399,23 @@ class Engine:
         events = []
         for seq in ended:
             assert seq.finish_reason is not None, "a sequence that ended has a reason"
-            events.append(self._streams.pop(seq.key).last_event(seq.finish_reason, seq.error))
-            self._meter.forced_tokens += events[-1].forced_tokens
-            keys = self._keys[seq.key.request_id]
-            keys.remove(seq.key)
-            if not keys:
-                del self._keys[seq.key.request_id]
+            stream = self._streams.pop(seq.key)
+            event = stream.last_event(seq.finish_reason, seq.error)
+            self._meter.forced_tokens += event.forced_tokens
+            text = stream.unchecked
+            if event.finish_reason == "stop" and stream.guide is not None and text is not None:
+                self._guides.check(stream.guide, text, event)
+            else:
+                self._forget(event)
+                events.append(event)
         return events
+
+    def _forget(self, last: Event) -> None:
+        """A sequence has told its last: its id is free when its siblings' are."""
+        keys = self._keys[last.request_id]
+        keys.remove(SequenceKey(last.request_id, last.index))
+        if not keys:
+            del self._keys[last.request_id]
 
     def _occupancy(self, plan: Plan) -> tuple[int, float]:
         """Pages that are not free while the step runs, and the share of their slots that hold a token when it
@@ -501,6 +519,8 @@ class Engine:
             self.abort(request_id)
         self._scheduler.end_aborted()
         self._last_events(self._scheduler.take_ended())
+        for event in self._guides.drop_checks(prefix):
+            self._forget(event)
 
 
 def _config(model: ModelName | None, config: EngineConfig | None, fields: dict[str, object]) -> EngineConfig:

@@ -7,7 +7,7 @@ thread while a step computes (guides.py); meanwhile nobody else touches the guid
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 import numpy as np
 
@@ -95,6 +95,6 @@ class Guide:
         ahead.accept(tokens)
         return tokens[:-1] if ahead.terminated else tokens
 
-    def check(self, texts: Iterable[str]) -> str | None:
-        """Why the finished text is not what was asked for; None if it is."""
-        return self._compiled.check("".join(texts))
+    def check(self, text: str) -> str | None:
+        """Why the finished text is not what was asked for; None if it is. It may take a while."""
+        return self._compiled.check(text)

@@ -2,7 +2,7 @@
 
 A request that needs a grammar which is not ready waits here, outside the scheduler, and joins it when the
 grammar is there, or ends with the reason why there is none. Masks are filled on a thread of their own while
-the forward pass runs.
+the forward pass runs. The last event of a text that has to be checked waits here for the check.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from .grammar.protocol import CompiledGrammar
 from .grammar.spec import GrammarSpec
 from .guide import Guide
 from .metrics import Stopwatch
+from .types import Event
 
 if TYPE_CHECKING:
     from .grammar.compiler import GrammarCompiler
@@ -33,11 +35,14 @@ class Guides:
         self._compilers = _Lazily(open_compiler)
         self._waiting: dict[str, Future[CompiledGrammar]] = {}
         self._filler: ThreadPoolExecutor | None = None
+        self._checker: ThreadPoolExecutor | None = None
+        self._checks: list[tuple[Event, Future[str | None]]] = []
         self._fill_time, self._wait_time = fill_time, wait_time
 
     @property
-    def has_waiting(self) -> bool:
-        return bool(self._waiting)
+    def has_checks(self) -> bool:
+        """Whether last events wait for a check."""
+        return bool(self._checks)
 
     def compile(self, spec: GrammarSpec) -> Future[CompiledGrammar]:
         """The grammar, now or later; from any thread. The future holds InvalidRequest if there is none."""
@@ -66,6 +71,27 @@ class Guides:
         ready = [request_id for request_id, future in self._waiting.items() if future.done()]
         return [(request_id, _outcome(self._waiting.pop(request_id))) for request_id in ready]
 
+    def check(self, guide: Guide, text: str, event: Event) -> None:
+        """Hold the last event of a finished text until it is known whether the text is what was asked for."""
+        if self._checker is None:
+            self._checker = ThreadPoolExecutor(1, thread_name_prefix="radixlm-checks")
+        self._checks.append((event, self._checker.submit(guide.check, text)))
+
+    def take_checked(self, patience: float) -> list[Event]:
+        """The events whose text is checked by now; one that is wrong ends with an error. Blocks for up to
+        `patience` seconds if none is there yet."""
+        if patience and self._checks:
+            wait([future for _, future in self._checks], timeout=patience, return_when=FIRST_COMPLETED)
+        done = [(event, future) for event, future in self._checks if future.done()]
+        self._checks = [(event, future) for event, future in self._checks if not future.done()]
+        return [_checked(event, future) for event, future in done]
+
+    def drop_checks(self, prefix: str) -> list[Event]:
+        """Wait no longer for requests whose id begins so: their last events, unchecked."""
+        dropped = [event for event, _ in self._checks if event.request_id.startswith(prefix)]
+        self._checks = [held for held in self._checks if held[0] not in dropped]
+        return dropped
+
     @contextmanager
     def filling(self, guides: Sequence[tuple[Guide, int]]) -> Iterator[None]:
         """Fill the masks of guides, each after so many generated tokens, while the body runs. They are filled
@@ -90,9 +116,11 @@ class Guides:
     def close(self) -> None:
         """Nothing is compiled or filled from here on."""
         self._waiting.clear()
+        self._checks.clear()
         self._compilers.close()
-        if self._filler is not None:
-            self._filler.shutdown()
+        for pool in (self._filler, self._checker):
+            if pool is not None:
+                pool.shutdown(cancel_futures=True)
 
 
 class _Lazily:
@@ -141,6 +169,15 @@ def _pass_on(opened: Future[GrammarCompiler], spec: GrammarSpec, promise: Future
         opened.result().submit(spec).add_done_callback(tell)
     except Exception as error:
         promise.set_exception(error)
+
+
+def _checked(event: Event, future: Future[str | None]) -> Event:
+    error = future.exception()
+    wrong = future.result() if error is None else f"{type(error).__name__}: {error}"
+    if wrong is None:
+        return event
+    message = f"the text is not what was asked for: {wrong}"
+    return replace(event, finish_reason="error", error=message)
 
 
 def _outcome(future: Future[CompiledGrammar]) -> CompiledGrammar | InvalidRequest:

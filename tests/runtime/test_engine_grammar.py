@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -285,6 +286,42 @@ def test_a_fault_of_the_grammar_ends_its_request_and_no_other(
         assert broken.error is not None
         assert message in broken.error
         assert good.output_ids == expected[0].output_ids
+
+
+def test_others_go_on_while_a_finished_text_is_checked(
+    open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, checked = open_engine(), threading.Event()
+    with compiled_as(monkeypatch, Texts(("ab", "xy"), wrong="no good", waits_for=checked)):
+        engine.add(Request("checked", (5, 6), params(regex="a")))
+    engine.add(Request("other", (5, 6), params(max_tokens=6, ignore_eos=True)))
+    events: list[Event] = []
+    while not any(event.request_id == "other" and event.finish_reason for event in events):
+        events += engine.step()
+    assert not any(event.request_id == "checked" and event.finish_reason for event in events)
+    with pytest.raises(InvalidRequest, match="in use"):
+        engine.add(Request("checked", (5, 6), params()))
+    checked.set()
+    events += run_out(engine)
+    [last] = [event for event in events if event.request_id == "checked" and event.finish_reason]
+    assert last.finish_reason == "error"
+    assert last.error is not None
+    assert last.error.startswith("the text is not what was asked for: no good: ")
+    engine.add(Request("checked", (5, 6), params(max_tokens=1)))
+    run_out(engine)
+
+
+def test_an_engine_can_be_closed_while_a_text_is_checked(
+    open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, checked = open_engine(), threading.Event()
+    with compiled_as(monkeypatch, Texts(("ab", "xy"), wrong="no good", waits_for=checked)):
+        engine.add(Request("r", (5, 6), params(regex="a")))
+    while engine.stats().forced_tokens == 0:
+        engine.step()
+    checked.set()
+    engine.close()
+    assert not engine.has_work
 
 
 def test_a_request_can_be_aborted_while_its_grammar_is_compiled(

@@ -1,10 +1,12 @@
 """A grammar of some texts, over the byte tokenizer's single bytes: small enough to be right by reading.
 
-What it may be told to do wrong: give up after so many tokens, or raise when a mask is asked for.
+What it may be told to do wrong: give up after so many tokens, raise when a mask is asked for, or find a text
+wrong, and only when an event has come.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +23,7 @@ class Texts:
     gives_up_after: int | None = None
     raises: bool = False
     wrong: str | None = None
+    waits_for: threading.Event | None = None
 
     @property
     def report(self) -> Report:
@@ -34,6 +37,8 @@ class Texts:
         return TextsGrammar(self, ())
 
     def check(self, text: str) -> str | None:
+        if self.waits_for is not None:
+            assert self.waits_for.wait(60)
         return f"{self.wrong}: {text}" if self.wrong else None
 
 
