@@ -11,16 +11,19 @@ torch is imported after `prepare_environment`, when an engine is opened, and `--
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import __version__
 from .commands import demo, generate, grammar, info, score
 from .commands.engine_view import EngineView, OpenEngine
+from .commands.options import ENGINE_FLAGS, fields_as_flags
 from .commands.standard_output import write_note, write_output
 from .config import EngineConfig
 from .environment import prepare_environment
@@ -57,7 +60,7 @@ _COMMANDS = {
         "check FILE [options]",
         "check a grammar, and texts against it",
         grammar.add_arguments,
-        lambda arguments, _: grammar.run(arguments, _open_compiler),
+        lambda arguments, _: _run_grammar(arguments),
     ),
 }
 
@@ -105,6 +108,31 @@ def build_parser() -> argparse.ArgumentParser:
 class _Parser(argparse.ArgumentParser):
     """argparse, with its errors as ours, one line without the usage text, and its help as our output."""
 
+    # Any: what a namespace holds, argparse does not say either.
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Refuses what is unknown before what is missing is asked for: one misspelt flag is often both."""
+        required = [action for action in self._actions if action.required]
+        for action in required:
+            action.required = False
+        try:
+            found, unknown = super().parse_known_args(args)
+        finally:
+            for action in required:
+                action.required = True
+        if unknown:
+            missing = [_name(action) for action in required if getattr(found, action.dest, None) is None]
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._advice(unknown, missing)}")
+        return super().parse_known_args(args, namespace)
+
+    def _advice(self, unknown: Sequence[str], missing: Sequence[str]) -> str:
+        flags = [name for name in self._option_string_actions if name.startswith("--")]
+        word = next((word for word in unknown if word.startswith("-")), unknown[0]).partition("=")[0]
+        near = [flag for flag in flags if len(word) > 2 and flag.startswith(word)]
+        near = near[:3] or difflib.get_close_matches(word, flags, n=1)
+        if near:
+            return f"; did you mean {' or '.join(near)}?"
+        return f"; required: {', '.join(missing)}" if missing else ""
+
     def error(self, message: str) -> NoReturn:
         raise InvalidInput(f"{message} (see `{self.prog} --help`)")
 
@@ -115,13 +143,23 @@ class _Parser(argparse.ArgumentParser):
             super()._print_message(message, file)
 
 
+def _name(action: argparse.Action) -> str:
+    return action.option_strings[0] if action.option_strings else str(action.metavar or action.dest)
+
+
 def _open_engine(config: EngineConfig) -> EngineView:
     from .engine import Engine  # loads torch
 
-    return Engine(config=config)
+    with fields_as_flags(ENGINE_FLAGS):
+        return Engine(config=config)
 
 
-def _open_compiler(model: str) -> tuple[GrammarCompiler, GrammarVocabulary]:
+def _run_grammar(arguments: argparse.Namespace) -> int:
+    return grammar.run(arguments, _open_compiler)
+
+
+@contextmanager
+def _open_compiler(model: str) -> Iterator[tuple[GrammarCompiler, GrammarVocabulary]]:
     from .embedded import resolve_model, user_cache
     from .grammar.compiler import GrammarCompiler
     from .grammar.vocabulary import GrammarVocabulary
@@ -131,7 +169,8 @@ def _open_compiler(model: str) -> tuple[GrammarCompiler, GrammarVocabulary]:
     source = open_model(resolve_model(model, with_weights=False), cache=user_cache())
     tokenizer = Tokenizer.load(source.path, user_cache(), source.eos_ids)
     vocabulary = GrammarVocabulary.of(tokenizer, source.config.vocab_size)
-    return GrammarCompiler(vocabulary), vocabulary
+    with closing(GrammarCompiler(vocabulary)) as compiler:
+        yield compiler, vocabulary
 
 
 def _fail(reason: object, status: int) -> int:

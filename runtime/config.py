@@ -48,7 +48,8 @@ class EngineConfig:
         for name, most in _COUNTS.items():
             value = getattr(self, name)
             if value is not None or name not in _OPTIONAL:
-                _check_integer(name, value, 1, most)
+                what = "a number of bytes" if name == "kv_memory" else "an integer"
+                _check_integer(name, value, 1, most, what)
         _check_integer("seed", self.seed, -(1 << 63), (1 << 64) - 1)
         if not isinstance(self.prefix_cache, bool):
             raise InvalidConfig(f"prefix_cache must be true or false, got {quote(self.prefix_cache)}")
@@ -83,6 +84,6 @@ def _check_choice(name: str, value: object, allowed: tuple[object, ...]) -> None
         raise InvalidConfig(f"{name} must be one of {', '.join(map(str, allowed))}, got {quote(value)}")
 
 
-def _check_integer(name: str, value: object, least: int, most: int) -> None:
+def _check_integer(name: str, value: object, least: int, most: int, what: str = "an integer") -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise InvalidConfig(f"{name} must be an integer from {least} to {most}, got {quote(value)}")
+        raise InvalidConfig(f"{name} must be {what} from {least} to {most}, got {quote(value)}")

@@ -6,6 +6,7 @@ looked up and the package never imported. Nothing here opens a model; weights.py
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import os
 import re
@@ -77,10 +78,18 @@ def _find_embedded(name: str) -> Path:
 
 def _download(name: str, patterns: tuple[str, ...]) -> Path:
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
         return Path(snapshot_download(name, allow_patterns=list(patterns)))
     except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        tried = f"{', '.join(EMBEDDED)} (embedded), a file or folder, and the Hugging Face hub"
-        raise InvalidModel(f"model {name!r} was not found; tried {tried}: {reason}") from error
+        near = difflib.get_close_matches(name.lower(), EMBEDDED, n=1)
+        hint = f"did you mean {near[0]}? It is" if near else "it is"
+        if isinstance(error, LocalEntryNotFoundError):
+            reason = "the Hugging Face hub could not be reached"
+        else:
+            reason = f"the Hugging Face hub says: {' '.join(str(error).split())}"
+        embedded = f"the embedded model ({', '.join(EMBEDDED)})"
+        raise InvalidModel(
+            f"model {name!r} was not found; {hint} neither {embedded} nor a file or folder, and {reason}"
+        ) from error

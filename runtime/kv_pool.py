@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.ops import Ops
+from .byte_size import format_bytes
 from .errors import InvalidConfig
 from .types import Copy
 
@@ -49,7 +50,11 @@ class KvPool:
             storage = ops.zeros((2 * num_layers, num_kv_heads, num_pages, page_size, head_dim), dtype)
         except (RuntimeError, MemoryError, TypeError, OverflowError) as error:  # Type: over 64 bits
             wanted = num_pages * page_bytes(num_layers, num_kv_heads, page_size, head_dim, dtype)
-            raise InvalidConfig(f"a pool of {num_pages} pages needs {wanted} bytes: {error}") from None
+            why = f": {error}" if isinstance(error, RuntimeError) else ""  # the others only repeat the size
+            raise InvalidConfig(
+                f"a pool of {num_pages} pages needs {format_bytes(wanted)}, more than can be had; "
+                f"a smaller kv_memory or num_pages is needed{why}"
+            ) from None
         self.pages: Tensor = storage.permute(0, 2, 1, 3, 4)
         self.keys = [self.pages[2 * i] for i in range(num_layers)]
         self.values = [self.pages[2 * i + 1] for i in range(num_layers)]

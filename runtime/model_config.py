@@ -237,9 +237,9 @@ class ModelConfig:
         """The context to use: `wanted`, or all there is. Raises InvalidConfig if the model has less."""
         if wanted is None or wanted <= self.max_context:
             return wanted or self.max_context
-        why = "it was trained for no more"
+        why = "the model was trained for no more"
         if self.max_context == self.sliding_window:
-            why = "its attention has a sliding window, which is supported only up to its length"
+            why = "the model's attention has a sliding window, which is supported only up to its length"
         raise InvalidConfig(f"max_context must be at most {self.max_context}, got {wanted}: {why}")
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -37,6 +37,7 @@ def read_prompts(path: Path, defaults: SamplingParams) -> list[PromptLine]:
     """
 
     def parse(number: int, fields: Mapping[str, object], identity: str | int) -> PromptLine:
+        _refuse_misplaced(fields)
         require_known(fields, (*_CONTENT, *_OPTIONS))
         prompt = Prompt(
             content=_content(fields),
@@ -48,6 +49,21 @@ def read_prompts(path: Path, defaults: SamplingParams) -> list[PromptLine]:
         return PromptLine(number, identity, prompt)
 
     return read_lines(path, parse, "prompts")
+
+
+def _refuse_misplaced(fields: Mapping[str, object]) -> None:
+    """Options of sampling that stand beside the prompt, where chat servers want them."""
+    for key in sorted(fields.keys() - {*_CONTENT, *_OPTIONS}):
+        if _is_sampling_option(key):
+            raise InvalidRequest(f'{key!r} belongs in sampling, as in {{"sampling": {{"{key}": ...}}}}')
+
+
+def _is_sampling_option(key: str) -> bool:
+    try:
+        SamplingParams.from_mapping({key: None})  # unset: only the name can be wrong
+    except InvalidRequest:
+        return False
+    return True
 
 
 def _content(fields: Mapping[str, object]) -> str | tuple[int, ...] | tuple[Message, ...]:

@@ -8,12 +8,15 @@ reach the dataclass: what is allowed, and what a flag is when it is not given, i
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ..byte_size import format_bytes, parse_bytes
 from ..config import EngineConfig
+from ..errors import InvalidConfig, InvalidRequest
 from ..sampling_params import SamplingParams
 
 
@@ -83,12 +86,28 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
 
 def engine_config(arguments: argparse.Namespace) -> EngineConfig:
     """The given engine flags as a config. Raises InvalidConfig."""
-    return EngineConfig(**_given(arguments, ENGINE_FLAGS))
+    with fields_as_flags(ENGINE_FLAGS):
+        return EngineConfig(**_given(arguments, ENGINE_FLAGS))
 
 
 def sampling_params(arguments: argparse.Namespace) -> SamplingParams:
     """The given sampling flags, and --seed, as the sampling of a run. Raises InvalidRequest."""
-    return SamplingParams.from_mapping(_given(arguments, (*SAMPLING_FLAGS, "seed")))
+    names = (*SAMPLING_FLAGS, "seed")
+    with fields_as_flags(names):
+        return SamplingParams.from_mapping(_given(arguments, names))
+
+
+@contextmanager
+def fields_as_flags(names: Collection[str]) -> Iterator[None]:
+    """What is said of these fields by an InvalidConfig or InvalidRequest from inside is said of their flags.
+
+    A field is known by standing first, or by the underscore in its name.
+    """
+    known = re.compile(rf"^(?:{'|'.join(names)})\b|\b(?:{'|'.join(name for name in names if '_' in name)})\b")
+    try:
+        yield
+    except (InvalidConfig, InvalidRequest) as error:
+        raise type(error)(known.sub(lambda found: _flag(found[0]), str(error))) from error
 
 
 # What add_argument read has the type of the field, which argparse cannot say: hence Any.
@@ -102,9 +121,11 @@ def _add_flags(group: argparse._ArgumentGroup, owner: type, flags: Mapping[str, 
     for name, flag in flags.items():
         keywords = flag.keywords or _keywords_of(hints[name])
         text = flag.help + _default_text(defaults[name], flag)
-        group.add_argument(
-            "--" + name.replace("_", "-"), dest=name, default=argparse.SUPPRESS, help=text, **keywords
-        )
+        group.add_argument(_flag(name), dest=name, default=argparse.SUPPRESS, help=text, **keywords)
+
+
+def _flag(field_name: str) -> str:
+    return "--" + field_name.replace("_", "-")
 
 
 def _keywords_of(hint: Any) -> dict[str, Any]:

@@ -4,6 +4,11 @@ The project need not be installed: the script makes the checkout importable by i
 CPU's kernels, GGUF files or a server need be there. Without a GPU it does the same at tiny sizes in Triton's
 interpreter, where nothing is timed. What is found is written to OUT/check.json after every row; the first
 wrong number ends the run.
+
+Tiny sizes were seen to notice: a partial whose weight lacks the logarithm of its sum, an output or a sum that
+is not scaled to a new maximum, a merge of the first partials only, a mask without the offset of its tile,
+each filter of sampling off by one id, noise of small tails as a float32 near 1 has it. Offsets of 32 bits
+need the memory of a GPU.
 """
 
 from __future__ import annotations

@@ -14,7 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from testkit.gpu import numerics
+from radixlm.kernels.plan import PlanOptions
+from radixlm.kernels.tree_attention import _MERGE_LEVELS
+from testkit import paged
+from testkit.gpu import attention, numerics
+from testkit.gpu.case import Case, judge
 from testkit.gpu.report import Place, Row, Step, run
 from testkit.gpu.steps import STEPS
 
@@ -64,12 +68,12 @@ CASES = list(numerics.cases(SMALL))
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_a_kernel_that_is_slightly_wrong_is_told(case: numerics.Case) -> None:
+def test_a_kernel_that_is_slightly_wrong_is_told(case: Case) -> None:
     wrong = replace(case, ours=lambda: spoilt(case))
-    assert numerics.judge(wrong).verdict == "wrong"
+    assert judge(wrong).verdict == "wrong"
 
 
-def spoilt(case: numerics.Case) -> list[Tensor]:
+def spoilt(case: Case) -> list[Tensor]:
     """What the reference says, but for a tenth of a percent, or one number, of the last output."""
     *right, last = case.expected(case.dtype)
     if not case.is_exact:
@@ -77,6 +81,30 @@ def spoilt(case: numerics.Case) -> list[Tensor]:
     changed = last.clone()
     changed[(-1,) * last.dim()] = 1000
     return [*right, changed]
+
+
+SOME_GPU = PlanOptions(workers=50)
+"""With the options of the engine there; any larger number gives more partials."""
+
+
+@pytest.mark.parametrize("shape", attention.SHAPES, ids=str)
+def test_plans_have_more_partials_a_query_than_the_merge_reads_at_once(shape: attention.Shape) -> None:
+    for kind in ("in pieces", "one long row", "two long rows"):
+        batch = attention.batches(shape.page_size, SOME_GPU, is_small=False)[kind]
+        rows = paged.grow(shape.page_size, batch.specs)
+        assert attention.partials_a_query(rows, batch.options) > _MERGE_LEVELS
+
+
+@pytest.mark.parametrize("shape", attention.SMALL_SHAPES, ids=str)
+def test_so_have_the_plans_of_small_sizes(shape: attention.Shape) -> None:
+    found = {
+        case.name.removeprefix("tree_attention ").split(f" {shape}")[0]: int(case.figures["partials a query"])
+        for case in CASES
+        if str(shape) in case.name and "attention" in case.name
+    }
+    assert found.keys() == set(attention.KINDS)
+    assert min(found["in pieces"], found["one long row"]) > _MERGE_LEVELS
+    assert min(found["decode"], found["mixed"]) > 1
 
 
 def rows_of(*verdicts: str) -> Callable[[Place], Iterator[Row]]:

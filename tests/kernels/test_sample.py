@@ -15,6 +15,7 @@ from radixlm.kernels.sample import sample
 from radixlm.runtime.sampling import SampleRow
 from radixlm.runtime.sampling import sample as sample_on_cpu
 from radixlm.runtime.sampling_params import SamplingParams
+from testkit.gpu.sampling import SMALL_TAILS, against_rival
 
 INF = math.inf
 
@@ -146,6 +147,14 @@ def test_greedy_takes_the_lowest_id_of_a_tie_whatever_else_is_asked() -> None:
         3,
         3,
     ]
+
+
+@pytest.mark.parametrize(("position", "token"), SMALL_TAILS)
+def test_noise_far_out_is_right_to_a_thousandth(position: int, token: int) -> None:
+    assert reference.gumbel(4, 7, position, 0)[token] > 20 * math.log(2), "1 - tail has lost bits of the tail"
+    for distance, best in ((-1e-3, token), (1e-3, (token + 1) % 4)):
+        rows = [Row(against_rival(9, position, token, distance), position=position)]
+        assert drawn(rows) == on_cpu(rows) == [best]
 
 
 def test_the_check_against_the_reference_notices_wrong_noise_and_a_wrong_temperature() -> None:

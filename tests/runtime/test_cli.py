@@ -32,6 +32,7 @@ STATS = EngineStats(
     wall_s=2.5, prefill_tok_s=400.0, decode_tok_s=120.0, steps=9, preemptions=0, evicted_pages=0,
     peak_pages=80, num_pages=100, page_size=16, page_fill=0.97, radix_s=0.01, schedule_s=0.02, forward_s=2.0,
     kv_read_bytes=1000, kv_tile_bytes=2000, kv_unshared_bytes=9000,
+    forced_tokens=0, mask_s=0.0, mask_wait_s=0.0,
 )  # fmt: skip
 INFO = EngineInfo(
     model="smollm2-135m", family="llama", parameters=134_515_008, weight_bytes=538_000_000, dtype="float32",
@@ -268,20 +269,36 @@ def test_a_refused_prompt_has_its_line_and_the_run_goes_on(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--bogus"], "unrecognized arguments: --bogus"),
-        (["--max-tok", "3"], "unrecognized arguments: --max-tok 3"),
-        (["--temperature", "-1"], "temperature must be"),
-        (["--temperature", "nan"], "temperature must be"),
+        (["--bogus"], "unrecognized arguments: --bogus (see `radixlm generate --help`)"),
+        (["--max-tok", "3"], "unrecognized arguments: --max-tok 3; did you mean --max-tokens? (see"),
+        (["--temp=0"], "unrecognized arguments: --temp=0; did you mean --temperature? (see"),
+        (
+            ["--max", "3"],
+            "unrecognized arguments: --max 3; did you mean --max-tokens or --max-running or --max-context?",
+        ),
+        (["--max_tokens", "3"], "unrecognized arguments: --max_tokens 3; did you mean --max-tokens? (see"),
+        (["-n", "2"], "unrecognized arguments: -n 2; did you mean --n? (see"),
+        (["more.jsonl"], "unrecognized arguments: more.jsonl (see `radixlm generate --help`)"),
+        (["--temperature", "-1"], "--temperature must be"),
+        (["--temperature", "nan"], "--temperature must be"),
         (["--temperature", "hot"], "argument --temperature: invalid float value: 'hot'"),
-        (["--top-p", "0"], "top_p must be"),
-        (["--n", "0"], "n must be"),
-        (["--max-tokens", "-1"], "max_tokens must be"),
-        (["--page-size", "3"], "page_size must be one of 1, 4, 8, 16, 32, 64, got 3"),
+        (["--top-p", "0"], "--top-p must be"),
+        (["--n", "0"], "--n must be"),
+        (["--max-tokens", "-1"], "--max-tokens must be"),
+        (
+            ["--min-tokens", "9", "--max-tokens", "3"],
+            "--min-tokens must be at most --max-tokens (3), got 9",
+        ),
+        (["--kv-memory", "0"], "--kv-memory must be a number of bytes from 1 to"),
+        (["--page-size", "3"], "--page-size must be one of 1, 4, 8, 16, 32, 64, got 3"),
         (["--kv-memory", "2 giraffes"], "argument --kv-memory: must be a number of bytes"),
         (["--kv-memory", "9" * 400], "argument --kv-memory: may have at most 40 digits"),
-        (["--num-pages", "1" + "0" * 30], "num_pages must be an integer from 1 to 281474976710656, got 1000"),
-        (["--threads", "1000000000000"], "threads must be an integer from 1 to 1024"),
-        (["--stop", "\udcff"], "stop is not valid Unicode"),
+        (
+            ["--num-pages", "1" + "0" * 30],
+            "--num-pages must be an integer from 1 to 281474976710656, got 1",
+        ),
+        (["--threads", "1000000000000"], "--threads must be an integer from 1 to 1024"),
+        (["--stop", "\udcff"], "--stop is not valid Unicode"),
         (["--stats", "/tmp/" + "x" * 300], "--stats: cannot write '/tmp/xxx"),
         (["--eviction", "fifo"], "argument --eviction: invalid choice: 'fifo'"),
         (["--device", "abacus"], "argument --device: invalid choice: 'abacus'"),
@@ -296,6 +313,30 @@ def test_a_wrong_flag_is_one_line_and_status_2(
     assert error_line(capsys).startswith(f"radixlm: {message}")
     assert desk.files == set()
     assert desk.engines == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["generate", "--promts", "x"],
+            "unrecognized arguments: --promts x; did you mean --prompts? (see `radixlm generate --help`)",
+        ),
+        (
+            ["generate", "x"],
+            "unrecognized arguments: x; required: --prompts (see `radixlm generate --help`)",
+        ),
+        (["score"], "the following arguments are required: --prompts (see `radixlm score --help`)"),
+        (["grammar", "check", "--relax"], "unrecognized arguments: --relax; did you mean --relaxed?"),
+        (["grammar", "check", "--frob"], "unrecognized arguments: --frob; required: FILE"),
+        (["--bogus"], "unrecognized arguments: --bogus; required: command (see `radixlm --help`)"),
+    ],
+)
+def test_what_is_unknown_is_told_before_what_is_missing(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main(arguments) == 2
+    assert error_line(capsys).startswith(f"radixlm: {message}")
 
 
 @pytest.mark.parametrize(
@@ -390,6 +431,7 @@ def test_the_demo_prints_every_answer_then_reuse_and_speed(
     assert positions == sorted(positions)
     assert "1,000 of 1,200 prompt tokens came from the cache: 83.3%, where 85.0% is the most" in shown
     assert "200 prompt tokens computed at 400 a second, 40 generated at 120 a second" in shown
+    assert "a first run compiles its kernels, and these figures count that" in shown
     assert all(params.greedy for _, params in desk.engines[-1].asked)
 
 

@@ -19,7 +19,7 @@ STATS_FIELDS = {
     "generated_tokens", "wall_s", "prefill_tok_s", "decode_tok_s", "steps", "preemptions", "evicted_pages",
     "peak_pages", "num_pages", "page_size", "page_fill", "radix_s", "schedule_s", "forward_s",
     "kv_read_bytes", "kv_tile_bytes", "kv_unshared_bytes",
-    "computed_tokens",
+    "computed_tokens", "forced_tokens", "mask_s", "mask_wait_s",
 }  # fmt: skip
 
 
@@ -119,7 +119,11 @@ def test_without_a_standard_error_the_output_stays_clean(tmp_path: Path) -> None
         (("generate",), "the following arguments are required: --prompts"),
         (("generate", "--prompts", "absent.jsonl"), "cannot read absent.jsonl: No such file or directory"),
         (("info", "--frobnicate"), "unrecognized arguments: --frobnicate"),
-        (("info", "--page-size", "0"), "page_size must be one of"),
+        (("info", "--page-size", "0"), "--page-size must be one of"),
+        (
+            ("info", "--max-context", "100000"),
+            "--max-context must be at most 8192, got 100000: the model was trained for no more",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:

@@ -50,6 +50,11 @@ def test_a_number_is_an_integer_that_a_machine_could_have(name: str, value: obje
     assert len(refused(**{name: value})) < 200
 
 
+def test_memory_is_a_number_of_bytes_and_no_text() -> None:
+    message = refused(kv_memory="64MiB")
+    assert message == "kv_memory must be a number of bytes from 1 to 281474976710656, got '64MiB'"
+
+
 def test_the_largest_values_are_allowed() -> None:
     EngineConfig(kv_memory=1 << 48, num_pages=1 << 48, threads=1024, seed=(1 << 64) - 1)
     assert "from 1 to 1024, got 1025" in refused(threads=1025)

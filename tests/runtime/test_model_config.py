@@ -67,7 +67,7 @@ def test_a_sliding_window_limits_the_context_and_says_so() -> None:
     windowed = config(model_type="mistral", sliding_window=32)
     assert windowed.max_context == 32
     assert windowed.context(None) == 32
-    with pytest.raises(InvalidConfig, match="at most 32, got 33: its attention has a sliding window"):
+    with pytest.raises(InvalidConfig, match="at most 32, got 33: the model's attention has a sliding window"):
         windowed.context(33)
 
 

@@ -64,7 +64,30 @@ def test_an_id_the_hub_cannot_give_says_what_was_tried(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(InvalidModel, match=r"'nobody/nothing' was not found; tried smollm2-135m .* hub: "):
+    with pytest.raises(InvalidModel) as caught:
+        resolve_model("nobody/nothing")
+    assert str(caught.value) == (
+        "model 'nobody/nothing' was not found; it is neither the embedded model (smollm2-135m) nor a file or "
+        "folder, and the Hugging Face hub could not be reached"
+    )
+
+
+@pytest.mark.parametrize("name", ["smollm2-135", "SmolLM2-135M"])
+def test_a_name_like_the_embedded_one_is_asked_about_first(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(InvalidModel, match=rf"^model '{name}' was not found; did you mean smollm2-135m\? "):
+        resolve_model(name)
+
+
+def test_what_the_hub_says_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> str:
+        raise OSError("401 Client Error:\n\ngated repo")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    with pytest.raises(InvalidModel, match=r"and the Hugging Face hub says: 401 Client Error: gated repo$"):
         resolve_model("nobody/nothing")
 
 

@@ -80,6 +80,11 @@ def test_a_line_separator_of_unicode_inside_a_text_does_not_end_the_line(tmp_pat
             '{"prompt": "a", "prompt_ids": [1]}',
             "needs exactly one of prompt, prompt_ids, messages, got prompt and",
         ),
+        (
+            '{"prompt": "a", "max_tokens": 8}',
+            """'max_tokens' belongs in sampling, as in {"sampling": {"max_tokens": ...}}""",
+        ),
+        ('{"prompt": "a", "max_new_tokens": null}', "'max_new_tokens' belongs in sampling, as in "),
         ('{"promt": "a"}', "unknown key 'promt'; the keys are prompt, prompt_ids, messages, sampling,"),
         ('{"prompt": ""}', "the prompt is empty"),
         ('{"prompt_ids": []}', "the prompt is empty"),

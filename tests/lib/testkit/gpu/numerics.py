@@ -1,15 +1,13 @@
 """Every op against its reference in float64: at most four times plain torch's error in the same precision.
 
-Ops that only move or choose must agree bit for bit. Each comparison is also shown to be able to fail: with an
-output that is wrong by a twentieth, or in one place, it must say no.
+Ops that only move or choose must agree bit for bit. Attention and sampling have modules of their own; here
+are the other ops, and the order and sizes of all.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -19,27 +17,13 @@ from radixlm.kernels.copy_pages import copy_pages
 from radixlm.kernels.kv_write import turn_and_write
 from radixlm.kernels.logit_mask import logit_mask
 from radixlm.kernels.rms_norm import add_rms_norm, rms_norm
-from radixlm.kernels.sample import sample
 from radixlm.kernels.silu_mul import gelu_mul, silu_mul
-from radixlm.kernels.triton_ops import triton_ops
-from testkit import paged
-from testkit.paged import Spec
 
+from . import attention, sampling
+from .case import Case, Outputs, judge
 from .report import Place, Row
 
-Outputs = Sequence[Tensor]
 Gate = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """ours() and, for a dtype, what the reference says of the same inputs. is_exact: bit for bit."""
-
-    name: str
-    dtype: torch.dtype
-    ours: Callable[[], Outputs]
-    expected: Callable[[torch.dtype], Outputs]
-    is_exact: bool = False
 
 
 def rows(place: Place) -> Iterator[Row]:
@@ -51,12 +35,12 @@ def rows(place: Place) -> Iterator[Row]:
 def cases(place: Place) -> Iterator[Case]:
     for dtype in (torch.float32,) if place.is_small else (torch.bfloat16, torch.float16):
         make = _Make(place.device, dtype)
-        for shape in SMALL_ATTENTION if place.is_small else ATTENTION:
-            for kind, specs in _batches(shape[3], 8 if place.is_small else 400).items():
-                yield make.attention(kind, specs, *shape)
-        for shape in SMALL_HEADS if place.is_small else HEADS:
+        for shape in attention.SMALL_SHAPES if place.is_small else attention.SHAPES:
+            for kind in attention.KINDS:
+                yield attention.case(kind, shape, place, dtype)
+        for heads in SMALL_HEADS if place.is_small else HEADS:
             for has_norms, has_angles in ((False, True), (True, True), (True, False)):
-                yield make.write(*shape, has_norms, has_angles)
+                yield make.write(*heads, has_norms, has_angles)
         for count, width in SMALL_ROWS if place.is_small else ROWS:
             yield make.rms_norm(count, width)
             yield make.add_rms_norm(count, width)
@@ -66,48 +50,16 @@ def cases(place: Place) -> Iterator[Case]:
         for page_size, size in ((4, 16),) if place.is_small else ((1, 64), (16, 128), (64, 128)):
             yield make.copy(page_size, size)
     make = _Make(place.device, torch.float32)
-    for count, vocabulary in ((3, 70),) if place.is_small else ((1, 49152), (64, 128256), (7, 151669)):
+    for count, vocabulary in ((10, 70),) if place.is_small else ((1, 49152), (64, 128256), (7, 151669)):
         yield make.mask(count, vocabulary)
         yield make.sampled(count, vocabulary)
+    yield sampling.edges(600 if place.is_small else 49152, place.device)
 
 
-ATTENTION = (
-    (32, 8, 128, 16),
-    (32, 8, 64, 16),
-    (9, 3, 64, 16),
-    (8, 8, 80, 1),
-    (14, 2, 96, 64),
-    (16, 1, 256, 32),
-)
-"""Query heads, key heads, head size, page size."""
-SMALL_ATTENTION = ((4, 1, 16, 4), (6, 2, 24, 1))
 HEADS = ((32, 8, 128, 16), (9, 3, 64, 16), (16, 1, 256, 32), (5, 5, 80, 1))
 SMALL_HEADS = ((3, 1, 16, 4),)
 ROWS = ((1, 576), (257, 2048), (64, 4096), (9, 14336))
 SMALL_ROWS = ((3, 48), (2, 130))
-SAMPLING = (
-    (0.0, 0, 1.0, 0.0),
-    (1.0, 0, 1.0, 0.0),
-    (0.7, 40, 1.0, 0.0),
-    (1.3, 0, 0.9, 0.05),
-    (1.0, 50, 0.8, 0.0),
-)
-"""Temperature, top-k, top-p, min-p."""
-
-
-def _batches(page: int, long: int) -> dict[str, list[Spec]]:
-    """What a step may hold: rows that decode, ragged and over shared prefixes; and prompts among them."""
-    ragged = [Spec(stop, 1) for stop in (1, max(page - 1, 1), page, page + 1, 3 * page + 5, 2 * long)]
-    shared = [Spec(2 * long, 1), *(Spec(2 * long + i, 1, 0, 2 * long // page) for i in range(1, 20))]
-    forked = [Spec(long + 3, 1, 0, long // (2 * page)), Spec(long + 4, 1, 0, long // (2 * page))]
-    prompts = [
-        Spec(long, long),
-        Spec(2 * long + 7, 7, 0, 2 * long // page),
-        Spec(long + page, page),
-        Spec(1, 1),
-    ]
-    few = len(shared) if long > 100 else 4
-    return {"decode": ragged + shared[:few], "mixed": shared[:few] + forked + prompts}
 
 
 class _Make:
@@ -116,27 +68,6 @@ class _Make:
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._device, self._dtype = device, dtype
         self._generator = torch.Generator().manual_seed(1)
-
-    def attention(
-        self, kind: str, specs: Sequence[Spec], heads: int, kv_heads: int, size: int, page_size: int
-    ) -> Case:
-        rows = paged.grow(page_size, specs)
-        pool = paged.fill(rows, kv_heads, size, dtype=self._dtype).map(lambda pages: pages.to(self._device))
-        queries = [one.to(self._device, self._dtype) for one in paged.make_queries(rows, heads, size)]
-        ops = triton_ops(heads, kv_heads, size, device=self._device, dtype=self._dtype)
-        options = replace(ops.plan_options, min_saved_tokens=1)
-
-        def expected(dtype: torch.dtype) -> Outputs:
-            with torch.device(self._device):
-                if dtype == torch.float64:
-                    return paged.reference(rows, pool, queries, dtype)
-                return _plain_attention(rows, pool, queries, dtype)
-
-        return self._case(
-            f"tree_attention {kind} {heads}/{kv_heads} heads of {size}, pages of {page_size}",
-            lambda: paged.attend(ops, options, rows, pool, queries),
-            expected,
-        )
 
     def write(
         self, heads: int, kv_heads: int, size: int, page_size: int, has_norms: bool, has_angles: bool
@@ -235,35 +166,7 @@ class _Make:
 
     def sampled(self, count: int, vocabulary: int) -> Case:
         logits = 3 * self._numbers(count, vocabulary)
-        kinds = (
-            (0.0, 0, 1.0, 0.0),
-            (1.0, 0, 1.0, 0.0),
-            (0.7, 40, 1.0, 0.0),
-            (1.3, 0, 0.9, 0.05),
-            (1.0, 50, 0.8, 0.0),
-        )
-        temperature, top_k, top_p, min_p = zip(*(kinds[i % len(kinds)] for i in range(count)), strict=True)
-        arguments = (
-            logits,
-            *(
-                torch.tensor(column, dtype=dtype, device=self._device)
-                for column, dtype in (
-                    (temperature, torch.float32),
-                    (top_k, torch.int32),
-                    (top_p, torch.float32),
-                    (min_p, torch.float32),
-                )
-            ),
-            self._integers(1 << 62, count),
-            self._integers(1 << 20, count),
-            self._integers(8, count),
-        )
-        return self._case(
-            f"sample {count} x {vocabulary}",
-            lambda: [sample(*arguments)],
-            lambda dtype: [_sampled_by_reference(arguments)],
-            is_exact=True,
-        )
+        return sampling.kinds(logits, [self._integers(most, count) for most in (1 << 62, 1 << 20, 8)])
 
     def _case(
         self,
@@ -283,74 +186,6 @@ class _Make:
 
     def _integers(self, most: int, *shape: int) -> Tensor:
         return torch.randint(most, shape, generator=self._generator).to(self._device)
-
-
-def _sampled_by_reference(arguments: Sequence[Tensor]) -> Tensor:
-    """In float64 and on the host: no two tokens are so near that rounding would choose between them."""
-    logits, *columns = (one.cpu() for one in arguments)
-    return reference.sample(logits.double(), *columns).to(arguments[0].device)
-
-
-def _plain_attention(
-    rows: paged.Rows, pool: paged.Pool, queries: Sequence[Tensor], dtype: torch.dtype
-) -> list[Tensor]:
-    """As any attention of such precision has it: products of `dtype`, softmax in float32, weights rounded.
-
-    The reference in bfloat16 rounds scores too, and is wrong by several percent where they are large.
-    """
-    out = []
-    for table, start, stop, all_queries in zip(rows.tables, rows.starts, rows.stops, queries, strict=True):
-        q = all_queries[start:stop].transpose(0, 1)
-        group = len(q) // pool.keys.shape[1]
-        keys, values = (
-            pages[torch.tensor(table)].transpose(0, 1).flatten(1, 2)[:, :stop].repeat_interleave(group, 0)
-            for pages in (pool.keys, pool.values)
-        )
-        scores = q.float() @ keys.float().transpose(1, 2) * q.shape[2] ** -0.5
-        hidden = torch.arange(stop)[None, :] > torch.arange(start, stop)[:, None]
-        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1).to(dtype)
-        out.append((weights @ values).transpose(0, 1))
-    return out
-
-
-def judge(case: Case) -> Row:
-    """Whether our outputs are as exact as is asked, and the same outputs made wrong are not."""
-    ours = case.ours()
-    if case.is_exact:
-        expected = case.expected(case.dtype)
-        right = _is_equal(ours, expected) and not _is_equal([*ours[:-1], _spoilt(ours[-1])], expected)
-        return Row(case.name, "right" if right else "wrong")
-    plain, truth = case.expected(case.dtype), case.expected(torch.float64)
-    is_right = all(one.dtype == case.dtype for one in ours)
-    shares = partial(_shares, plain=plain, truth=truth)
-    worst = max(shares(ours))
-    can_fail = min(shares([one * 1.05 for one in ours])) > 1
-    is_right = is_right and worst <= 1 and can_fail
-    return Row(case.name, "right" if is_right else "wrong", {"error/allowed": worst})
-
-
-def _shares(ours: Outputs, plain: Outputs, truth: Outputs) -> list[float]:
-    """Of each output, its error as a share of what is allowed: four times that of plain torch, which counts
-    as no less than one rounding of each number, a quarter of the distance between two. NaN is infinitely
-    wrong."""
-    shares = []
-    for our, their, true in zip(ours, plain, truth, strict=True):
-        rounding = torch.finfo(our.dtype).eps / 4 * true.norm()
-        allowed = 4 * torch.maximum((their.double() - true).norm(), rounding)
-        share = float((our.double() - true).norm() / allowed)
-        shares.append(share if share == share else float("inf"))
-    return shares
-
-
-def _is_equal(ours: Outputs, expected: Outputs) -> bool:
-    return all(torch.equal(one, other) for one, other in zip(ours, expected, strict=True))
-
-
-def _spoilt(output: Tensor) -> Tensor:
-    """With one number changed to what no input holds."""
-    changed = output.clone()
-    changed[(0,) * changed.dim()] = -1000
-    return changed
 
 
 def _poison(place: Place) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from radixlm.kernels.copy_pages import copy_pages
 from radixlm.kernels.kv_write import turn_and_write
 from radixlm.kernels.logit_mask import logit_mask
+from radixlm.kernels.pieces import Costs
 from radixlm.kernels.plan import AttentionSpec, build_plan
 from radixlm.kernels.rms_norm import rms_norm
 from radixlm.kernels.sample import sample
@@ -65,7 +66,8 @@ def _by_page(place: Place, numbers: int, dtype: torch.dtype) -> bool:
 
 
 def _pages(place: Place, pool: Tensor) -> bool:
-    """Write tokens to pages far apart, copy one of them, attend; and the same in a pool of four pages."""
+    """Write tokens to pages far apart, copy one of them, attend, whole and in two pieces; and the same in a
+    pool of four pages."""
     most = pool.shape[1]
     assert most > 6, f"pages far apart are different ones, of {most}"
     far = [most - 1, most // 2, most - 3, 0]
@@ -78,8 +80,8 @@ def _pages(place: Place, pool: Tensor) -> bool:
 
 
 def _write_copy_attend(place: Place, pool: Tensor, pages: list[int]) -> tuple[Tensor, Tensor]:
-    """Tokens of two full pages go to pages[0] and pages[1], the copy of pages[0] is pages[2]; a row over
-    pages[2] and pages[1] attends."""
+    """Tokens of two full pages go to pages[0] and pages[1], the copy of pages[0] is pages[2]. A row over
+    pages[2] and pages[1] attends; then its second half again, with one partial a page."""
     count, heads = 2 * _PAGE, 2 * _HEADS
     generator = torch.Generator().manual_seed(1)
     qkv = torch.randn(count, (heads + 2 * _HEADS) * _SIZE, generator=generator).to(pool.device, pool.dtype)
@@ -89,15 +91,21 @@ def _write_copy_attend(place: Place, pool: Tensor, pages: list[int]) -> tuple[Te
     source, target = (torch.tensor([page], device=pool.device) for page in (pages[0], pages[2]))
     copy_pages(pool, source, target)
     ops = triton_ops(heads, _HEADS, _SIZE, device=place.device, dtype=pool.dtype)
-    plan = build_plan(
-        [np.array([pages[2], pages[1]], dtype=np.int32)],
-        [0],
-        [count],
-        page_size=_PAGE,
-        spec=AttentionSpec(_SIZE**-0.5),
-        options=replace(ops.plan_options, workers=1),
-    )
-    return q, ops.attend(q, pool[0], pool[1], ops.prepare(plan))
+    whole = replace(ops.plan_options, workers=1)
+    cut = replace(whole, align_tokens=_PAGE, workers=2, costs=Costs(item=1, partial=0, least_tokens=_PAGE))
+    outs = []
+    for start, options, partials in ((0, whole, 1), (_PAGE, cut, 2)):
+        plan = build_plan(
+            [np.array([pages[2], pages[1]], dtype=np.int32)],
+            [start],
+            [count],
+            page_size=_PAGE,
+            spec=AttentionSpec(_SIZE**-0.5),
+            options=options,
+        )
+        assert len(plan.merge) == partials, f"the row is in {partials} pieces, not {len(plan.merge)}"
+        outs.append(ops.attend(q[start:].contiguous(), pool[0], pool[1], ops.prepare(plan)))
+    return q, torch.cat(outs)
 
 
 def _by_row(op: Callable[[Tensor], Tensor], place: Place, numbers: int, dtype: torch.dtype) -> bool:

@@ -152,6 +152,24 @@ class _Batch:
         figures = {"read once GB": read.once * a_token / 1e9, "by tile GB": read.by_tile * a_token / 1e9}
         return calls, figures
 
+    def compared(self, name: str, calls: Sequence[Call]) -> Row:
+        """Whether the last layer's call says what the gathered keys of each row give in float64.
+
+        Each row has one new token. Rounding of weights and outputs to bfloat16 is an error of a third of eps.
+        """
+        ours, q, (keys, values) = calls[-1](), self.q[-1], self.pools[-1]
+        assert isinstance(ours, Tensor), "attention gives a tensor"
+        worst = 0.0
+        for i, (table, stop) in enumerate(zip(self.tables, self.stops, strict=True)):
+            pages = torch.from_numpy(table).long().to(q.device)
+            k, v = (one[pages].transpose(0, 1).flatten(1, 2)[:, :stop].double() for one in (keys, values))
+            grouped = q[i].double().unflatten(0, (len(k), -1))
+            weights = (grouped @ k.transpose(1, 2) * q.shape[2] ** -0.5).softmax(-1)
+            truth = (weights @ v).flatten(0, 1)
+            worst = max(worst, float((ours[i].double() - truth).norm() / truth.norm()))
+        is_right = worst < max(torch.finfo(q.dtype).eps, 1e-6)
+        return Row(f"{name}: as gathered", "right" if is_right else "wrong", {"error": worst})
+
 
 def shape(place: Place) -> tuple[int, int, int]:
     return (4, 2, 16) if place.is_small else (HEADS, KV_HEADS, SIZE)
@@ -165,22 +183,28 @@ def _table(place: Place) -> Ops:
 def _decode(place: Place, clock: Clock) -> Iterator[Row]:
     ops = _table(place)
     options = ops.plan_options
+    if place.is_small:
+        options = replace(options, align_tokens=PAGE, min_saved_tokens=1)
     alone = replace(options, min_saved_tokens=SHARE_NOTHING)
     count, long, shared, own = (2, 20, 32, 8) if place.is_small else (64, 4096, 8192, 256)
     _, kv_heads, size = shape(place)
 
     batch = _Batch.of(place, count, 0, long - 1, 1, 2)
+    name = f"decode {count} x {long}, nothing shared"
     a_token = 2 * kv_heads * size * batch.q[0].element_size()
     calls, _ = batch.calls(ops, options)
     needed = count * long * a_token + 2 * batch.q[0].nbytes
-    yield clock.row(f"decode {count} x {long}, nothing shared", calls, needed, 0.85)
+    yield batch.compared(name, calls)
+    yield clock.row(name, calls, needed, 0.85)
     del batch, calls
 
     batch = _Batch.of(place, count, shared, own - 1, 1, 3)
     name = f"decode {count} x ({shared} shared + {own})"
     calls, read = batch.calls(ops, options)
+    yield batch.compared(f"{name}, sharing on", calls)
     together = clock.seconds(calls)
     calls, read_alone = batch.calls(ops, alone)
+    yield batch.compared(f"{name}, sharing off", calls)
     apart = clock.seconds(calls)
     floor = ((shared + count * own) * a_token + 2 * batch.q[0].nbytes) / clock.copy
     yield clock.judged(f"{name}, sharing off", {"ms": apart * 1e3, **read_alone})

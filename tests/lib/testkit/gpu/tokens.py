@@ -1,6 +1,7 @@
 """Greedy tokens of tiny models, end to end: the engine on this device says what transformers says in float32.
 
-Prompts share beginnings. They are run with a cold cache, again with what that left behind, and with none.
+Prompts share beginnings, and one is so long that plans cut it. They are run with a cold cache, again with
+what that left behind, and with none.
 """
 
 from __future__ import annotations
@@ -8,12 +9,16 @@ from __future__ import annotations
 import random
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
+from radixlm.kernels.pieces import Costs
+from radixlm.kernels.plan import AttentionSpec
+from radixlm.runtime.batch import BatchBuilder
 from radixlm.runtime.engine import Engine
 from radixlm.runtime.sampling_params import SamplingParams
 from testkit.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE, save_byte_tokenizer
@@ -28,6 +33,7 @@ _FAMILIES = {
     "smollm3": {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 80},
 }
 """Head sizes that the kernels take; everything else is that of the tiny models."""
+LONG = 2 * Costs().least_tokens + 60
 
 
 def rows(place: Place) -> Iterator[Row]:
@@ -39,7 +45,7 @@ def rows(place: Place) -> Iterator[Row]:
                 vocab_size=VOCAB_SIZE,
                 bos_token_id=BOS_ID,
                 eos_token_id=EOS_ID,
-                max_position_embeddings=512,
+                max_position_embeddings=1024,
                 **_FAMILIES[name],
             )
             save_tiny(model, Path(folder))
@@ -60,13 +66,24 @@ def _compare(place: Place, name: str, model: PreTrainedModel, folder: str) -> It
             attention="triton",
             dtype="float32",
             page_size=4,
-            num_pages=512,
+            num_pages=1024,
             chunk_size=48,
             prefix_cache=cache,
         ) as engine:
+            if place.is_small:
+                _cut_everything(engine)
             yield _row(f"{name}, cache {'cold' if cache else 'off'}", engine, prompts, expected, steps)
             if cache:
                 yield _row(f"{name}, cache warm", engine, prompts, expected, steps)
+
+
+def _cut_everything(engine: Engine) -> None:
+    """Pieces of a page: the interpreter has no time for contexts that are long enough to be cut for a GPU."""
+    ops, page = engine._ops, engine.config.page_size
+    costs = Costs(item=1, partial=0, least_tokens=page)
+    options = replace(ops.plan_options, align_tokens=page, min_saved_tokens=1, workers=16, costs=costs)
+    spec = AttentionSpec(engine.model_config.attention_scale)
+    engine._builder = BatchBuilder(page, spec, replace(ops, plan_options=options))
 
 
 def _row(name: str, engine: Engine, prompts: list[list[int]], expected: list[Reference], steps: int) -> Row:
@@ -84,15 +101,15 @@ def _row(name: str, engine: Engine, prompts: list[list[int]], expected: list[Ref
 
 
 def _prompts(place: Place) -> list[list[int]]:
-    """Two families of prompts with a beginning in common, and some alone."""
+    """Two families of prompts with a beginning in common, and some alone. The longest has pieces of 256."""
     numbers = random.Random(1)
 
     def ids(count: int) -> list[int]:
         return [numbers.randrange(2, VOCAB_SIZE) for _ in range(count)]
 
     if place.is_small:
-        shared = ids(9)
-        return [[*shared, *ids(2)], [*shared, *ids(3)]]
+        shared = ids(21)
+        return [[*shared, *ids(2)], [*shared, *ids(7)]]
     first, second = ids(150), ids(61)
     told = [[*first, *ids(count)] for count in (1, 5, 5, 40)]
-    return [*told, *([*second, *ids(count)] for count in (2, 3, 17)), ids(1), ids(33), ids(200)]
+    return [*told, *([*second, *ids(count)] for count in (2, 3, 17)), ids(1), ids(33), ids(200), ids(LONG)]
