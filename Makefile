@@ -5,6 +5,7 @@
 #   make check    lint, types, contracts   make bench-engine  reuse and overhead of the engine alone
 #                                          make bench-exact   the whole table of equal tokens
 #                                          make bench-score   scores against transformers (needs DATA)
+#                                          make bench-grammar schemas, masks, forced tokens (needs DATA)
 #   make gpu      kernels, engine on a GPU make bench-soak    memory, pages and ends over many requests
 #
 # Benchmarks write to benchmarks/results/. make bench takes PEERS=vllm,openvino,llamacpp,transformers (default: the
@@ -32,7 +33,7 @@ PIP := $(BIN)/python -m pip install --quiet
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: install demo check test gpu bench bench-engine bench-exact bench-score bench-soak clean
+.PHONY: install demo check test gpu bench bench-engine bench-exact bench-grammar bench-score bench-soak clean
 
 install: $(INSTALLED)
 
@@ -78,6 +79,10 @@ bench-engine: install
 
 bench-exact: install
 	$(BIN)/python -P benchmarks/bench_exact.py --out benchmarks/results/bench_exact.json
+
+bench-grammar: install
+	@test -n "$(DATA)" || { echo "make bench-grammar DATA=FOLDER, see docs/benchmarks.md" >&2; exit 1; }
+	$(BIN)/python -P benchmarks/bench_grammar.py --data $(DATA) --out benchmarks/results/bench_grammar.json
 
 bench-score: install
 	@test -n "$(DATA)" || { echo "make bench-score DATA=FOLDER, see docs/benchmarks.md" >&2; exit 1; }

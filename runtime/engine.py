@@ -281,7 +281,8 @@ class Engine:
         prompt_logprobs: int | None = None,
         on_progress: OnProgress | None = None,
     ) -> list[Completion]:
-        """Continue every prompt; completions come in the order of the prompts, the n choices of one together.
+        """Continue every prompt; always a list, for one prompt too: completions come in the order of the
+        prompts, the n choices of one together.
 
         A prompt is text, a list of token ids, {"messages": [...]} or a Prompt, whose own sampling wins.
         `prompt_logprobs`, where given, is the `prompt_logprobs_start` of all of them. A prompt that is
