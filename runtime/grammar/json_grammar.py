@@ -14,7 +14,16 @@ from ..text import quote
 
 # Endless whitespace is what models fall into. So a few blanks, or a line break and an indentation.
 _WHITESPACE = r"\x20{0,4}|\n\x20{0,24}"
-_STRICT = {"item_separator": ",", "key_separator": ":", "lenient": False, "coerce_one_of": False}
+# Each text has one spelling, so that no key that is declared comes in under another: a character is escaped
+# only where it must be. Control characters but these five cannot be written at all.
+_ESCAPES = '"\\bfnrt'
+_STRICT = {
+    "item_separator": ",",
+    "key_separator": ":",
+    "lenient": False,
+    "coerce_one_of": False,
+    "json_allowed_escapes": _ESCAPES,
+}
 _COMPACT = {**_STRICT, "whitespace_flexible": False}
 _SPACED = {**_STRICT, "whitespace_flexible": True, "whitespace_pattern": _WHITESPACE}
 _OPTIONS = "x-guidance"

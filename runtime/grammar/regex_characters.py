@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -61,7 +62,7 @@ class CharacterSet:
         ascii_only = bool(flags & re.ASCII)
         named = _writable(self.ranges)
         if flags & re.IGNORECASE:
-            named += tuple((point, point) for point in self._other_cases(ascii_only))
+            named += tuple((point, point) for point in _other_cases(named, ascii_only))
         named = _joined(named)
         single = len(named) == 1 and named[0][0] == named[0][1]
         if single and not (self.categories or self.properties or self.is_negated):
@@ -90,11 +91,15 @@ class CharacterSet:
             return True
         return _joined([*named, (0, 0), _SURROGATES]) == ((0, _LAST),)
 
-    def _other_cases(self, ascii_only: bool) -> Iterable[int]:
-        if not (self.categories or _touches_letters(self.ranges)):
-            return ()
-        ranges = (f"\\U{first:08x}-\\U{last:08x}" for first, last in self.ranges)
-        return _letters_in("".join((*ranges, *self.categories)), ascii_only)
+
+def _other_cases(ranges: Iterable[tuple[int, int]], ascii_only: bool) -> set[int]:
+    """The letters that are one of these but for their case. Categories hold all cases of what they hold."""
+    points = _letter_points()
+    found: set[int] = set()
+    for first, last in ranges:
+        for point in points[bisect_left(points, first) : bisect_right(points, last)]:
+            found.update(_cases(point, ascii_only))
+    return found
 
 
 @lru_cache(maxsize=1)
@@ -105,19 +110,14 @@ def _letters() -> str:
 
 
 @lru_cache(maxsize=1)
-def _letter_set() -> frozenset[int]:
-    return frozenset(map(ord, _letters()))
+def _letter_points() -> tuple[int, ...]:
+    return tuple(map(ord, _letters()))
 
 
-def _touches_letters(ranges: Sequence[tuple[int, int]]) -> bool:
-    return any(first != last or first in _letter_set() for first, last in ranges)
-
-
-@lru_cache(maxsize=4096)
-def _letters_in(inside: str, ascii_only: bool) -> tuple[int, ...]:
-    """The letters that a set with this between its brackets matches, whatever their case."""
-    found = re.findall(f"[{inside}]", _letters(), re.IGNORECASE | (re.ASCII if ascii_only else 0))
-    return tuple(map(ord, found))
+@lru_cache(maxsize=8192)
+def _cases(point: int, ascii_only: bool) -> tuple[int, ...]:
+    flags = re.IGNORECASE | (re.ASCII if ascii_only else 0)
+    return tuple(map(ord, re.findall(re.escape(chr(point)), _letters(), flags)))
 
 
 def _writable(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

@@ -68,7 +68,7 @@ def _refuse_constant(name: str) -> object:
 
 def _told(error: ValidationError) -> str:
     where = "".join(escaped(str(step)) for step in error.absolute_path)
-    if error.validator is None:
+    if error.schema is False:
         return f"the schema allows no value at {where or '/'}, got {quote(error.instance)}"
     return (
         f"{error.validator} {quote(error.validator_value)} does not hold at {where or '/'},"
@@ -142,7 +142,7 @@ def _properties(validator: Any, parts: Any, instance: Any, schema: Any) -> Itera
 def _at_key(validator: Any, key: str, value: object, part: object) -> Iterator[ValidationError]:
     """What is wrong with the value of a key; the library forgets the key where none is allowed."""
     if part is False:
-        yield ValidationError("no value is allowed", None, (key,), None, None, None, value, part)
+        yield ValidationError("no value is allowed", path=(key,), instance=value, schema=False)
     else:
         yield from validator.descend(value, part, path=key)
 

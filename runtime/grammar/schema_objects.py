@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from .schema_names import allowed_names, is_name, other_keys
 from .schema_nodes import Reading
-from .schema_pattern import Pattern
-from .schema_regex import Unsupported, all_but
+from .schema_regex import Unsupported
 from .schema_shapes import FALSE, TRUE, Node, Object, key_nodes
 
 MAX_FORMS = 64
@@ -72,25 +71,10 @@ def _with_others(reading: Reading, shape: Object, fields: dict[str, Node]) -> Ob
         keyword = "propertyNames" if shape.names else "patternProperties"
         place = shape.names[0][1] if shape.names else shape.place
         reading.report(place or reading.document.root, keyword, str(reason))
-        return _open(reading, shape, fields, TRUE)
+        return ObjectForm(fields, required, (), TRUE)
     if patterns is not None:
         return ObjectForm(fields, required, patterns, FALSE)
-    return _open(reading, shape, fields, rest)
-
-
-def _open(reading: Reading, shape: Object, fields: dict[str, Node], rest: Node) -> ObjectForm:
-    """With other keys that are all alike."""
-    required = frozenset(shape.required)
-    if not fields or rest is FALSE:
-        return ObjectForm(fields, required, (), rest)
-    pattern = ""
-    if rest is not TRUE:
-        try:
-            pattern = Pattern(all_but(tuple(fields))).written()
-        except Unsupported as reason:
-            reading.report(shape.place or reading.document.root, "additionalProperties", str(reason))
-            rest = TRUE
-    return ObjectForm(fields, required, ((pattern, rest),), FALSE)
+    return ObjectForm(fields, required, (), rest)
 
 
 def _counted(reading: Reading, shape: Object, form: ObjectForm) -> list[ObjectForm]:

@@ -11,7 +11,19 @@ from functools import lru_cache
 import regex
 
 from .schema_ecma import read_pattern
-from .schema_regex import ANYTHING, EMPTY, Alt, Cat, Edge, Repeat, Tree, Unsupported, parts_of, write
+from .schema_regex import (
+    ANYTHING,
+    EMPTY,
+    Alt,
+    Cat,
+    Edge,
+    Repeat,
+    Tree,
+    Unsupported,
+    parts_of,
+    writable,
+    write,
+)
 
 MAX_PATTERN = 8192
 MAX_BRANCHES = 64
@@ -30,8 +42,8 @@ class Pattern:
         self._matcher: regex.Pattern[str] | None = None
 
     def written(self) -> str:
-        """As the engine takes it: anchored at both ends."""
-        return f"^(?:{write(self.tree)})$"
+        """As the engine takes it: anchored at both ends, of characters that it can write."""
+        return f"^(?:{write(writable(self.tree))})$"
 
     def matches(self, text: str) -> bool:
         """Raises Unsupported when that takes too long to say."""

@@ -57,6 +57,8 @@ ANY_CHAR = Chars(((0, TOP),))
 ANYTHING = Repeat(ANY_CHAR, 0, None)
 NOTHING = Alt(())
 _NO_CHAR = "[a&&b]"
+_CONTROLS: Ranges = ((0, 7), (11, 11), (14, 31), (127, 127))
+"""What JSON of the engine has no spelling for, see json_grammar."""
 
 
 def parts_of(tree: Tree) -> tuple[Tree, ...]:
@@ -128,6 +130,32 @@ def lengths(tree: Tree) -> tuple[int, int | None]:
     mosts = [most for _, most in parts if most is not None]
     total, join = (sum, sum) if isinstance(tree, Cat) else (min, max)
     return total(least for least, _ in parts), join(mosts) if len(mosts) == len(parts) else None
+
+
+def writable(tree: Tree) -> Tree:
+    """Without characters that the engine cannot write: asked for one of them alone it would write nothing."""
+    if isinstance(tree, Chars):
+        return (
+            tree if tree.ranges == ANY_CHAR.ranges else tree._replace(ranges=_without_controls(tree.ranges))
+        )
+    if isinstance(tree, Cat):
+        return Cat(tuple(map(writable, tree.items)))
+    if isinstance(tree, Alt):
+        return Alt(tuple(map(writable, tree.options)))
+    return tree._replace(item=writable(tree.item)) if isinstance(tree, Repeat) else tree
+
+
+def can_be_written(text: str) -> bool:
+    return not any(low <= ord(character) <= high for character in text for low, high in _CONTROLS)
+
+
+def _without_controls(ranges: Ranges) -> Ranges:
+    for first, last in _CONTROLS:
+        if any(low <= last and high >= first for low, high in ranges):
+            cut = ((low, min(high, first - 1)) for low, high in ranges)
+            rest = ((max(low, last + 1), high) for low, high in ranges)
+            ranges = tuple(pair for pair in dict.fromkeys((*cut, *rest)) if pair[0] <= pair[1])
+    return tuple(sorted(ranges))
 
 
 def write(tree: Tree) -> str:

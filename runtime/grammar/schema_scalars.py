@@ -3,6 +3,7 @@
 The engine reads numbers of many digits a little off, computes with 64-bit integers, knows no exponents beside
 bounds, and reads a step by multiplying by ten. Where that would allow a wrong value, bounds move inward, a
 step is written another way, or it is reported; a few very large or very long numbers are then never written.
+Nor are texts with control characters other than those that JSON has a short escape for.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 from .schema_meet import common_step, has_number, is_void
 from .schema_nodes import Reading
 from .schema_pattern import Pattern
-from .schema_regex import Unsupported, all_but, lengths
+from .schema_regex import Unsupported, all_but, can_be_written, lengths
 from .schema_shapes import Number, Place, Text
 
 Schema: TypeAlias = dict[str, object]
@@ -75,11 +76,17 @@ def _report(reading: Reading, place: Place | None, keyword: str, reason: str) ->
     reading.report(place or reading.document.root, keyword, reason)
 
 
+def _literal(place: Place | None) -> str:
+    """The keyword by which a place names its values."""
+    schema = None if place is None else place.schema
+    return "const" if isinstance(schema, dict) and "const" in schema else "enum"
+
+
 def _constants(reading: Reading, shape: Number) -> list[Schema]:
     exact = [_plain(value) for value in shape.values or () if abs(value) <= _WHOLE and _is_writable(value)]
     if len(exact) == len(shape.values or ()):
         return [{"enum": exact}]
-    _report(reading, shape.place, "enum", "a number that is too large or has too many digits")
+    _report(reading, shape.place, _literal(shape.place), "a number that is too large or has too many digits")
     return [{"type": "number"}]
 
 
@@ -227,7 +234,11 @@ def _nudged(bound: int | float, other: int | float) -> _End:
 
 def text_schemas(reading: Reading, shape: Text) -> list[Schema]:
     if shape.values is not None:
-        return [{"enum": list(shape.values)}]
+        values = [value for value in shape.values if can_be_written(value)]
+        if values:
+            return [{"enum": values}]
+        _report(reading, shape.place, _literal(shape.place), "control characters, which are not written")
+        return [{"type": "string"}]
     patterns = list(shape.patterns)
     if shape.excluded:
         try:

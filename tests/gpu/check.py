@@ -24,9 +24,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description="Check kernels and engine on this machine's GPU; without one, tiny sizes in an interpreter."
-    )
+    about = "Check kernels and engine on this machine's GPU; without one, tiny sizes in an interpreter."
+    parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--out", type=Path, required=True, help="folder for check.json")
     parser.add_argument("--steps", nargs="+", help="only these steps, in their order")
     options = parser.parse_args()

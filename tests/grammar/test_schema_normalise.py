@@ -40,7 +40,12 @@ EXACT: dict[str, tuple[object, list[str], list[str]]] = {
         ["true", "[]", "2"],
     ),
     "enum beside type": ({"type": "string", "enum": [1, "a"]}, ['"a"'], ["1"]),
-    "const in escapes": ({"const": 'a"\\\n\u0001é'}, ['"a\\"\\\\\\n\\u0001é"'], ['"a"']),
+    "const in escapes": ({"const": 'a"\\\nb\té'}, ['"a\\"\\\\\\nb\\té"'], ['"a"', '"a\\"\\\\bé"']),
+    "control characters in a pattern": (
+        {"type": "string", "pattern": "^a[\\x00-\\x1fc]b$"},
+        ['"acb"', '"a\\nb"'],
+        ['"ab"', '"a\\u0001b"'],
+    ),
     "const of zero": ({"const": 0}, ["0"], ["false", "1"]),
     "minimum without type": ({"minimum": 3}, ["3", '"a"', "null"], ["2", "-3"]),
     "bounds": (
@@ -608,3 +613,17 @@ def test_schemas_that_refer_to_themselves_are_met_without_end() -> None:
     schema = {"allOf": [{"$ref": "#/$defs/a0"}, {"$ref": "#/$defs/b0"}], "$defs": ring("a", 3) | ring("b", 5)}
     right = '{"n":{"n":{"n":{"a0":0}}},"a0":0,"b0":0}'
     assert accepted(schema, right, '{"n":{"n":{"n":{"a0":1}}}}') == [True, False]
+
+
+@pytest.mark.parametrize("character", ["\0", "\x01", "\x1f", "\x7f"])
+def test_texts_that_need_a_control_character_are_reported_and_never_written_without_it(
+    character: str,
+) -> None:
+    text = f"a{character}b"
+    [unenforced] = normalise({"const": text}).unenforced
+    assert (unenforced.keyword, unenforced.pointer) == ("const", "/const")
+    [unenforced] = normalise({"properties": {"k": {"enum": [text]}}, "required": ["k"]}).unenforced
+    assert (unenforced.keyword, unenforced.pointer) == ("enum", "/properties/k/enum")
+    assert accepted({"enum": [text, "c"]}, '"ab"', '"c"') == [False, True]
+    pattern = {"type": "string", "pattern": f"^a\\x{ord(character):02x}b$|^c$"}
+    assert accepted(pattern, '"ab"', '"c"') == [False, True]
