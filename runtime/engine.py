@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Self, TypeAlias, overload
 
@@ -48,7 +49,7 @@ from .progress import EngineProgress
 from .prompts import Prompt, PromptInput, as_prompts
 from .readings import Known, Readings, read_logits
 from .request_checks import check_request, each_sampling
-from .sampling import SampleRow
+from .sampling import SampleRow, Scratch, sample
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler
 from .score import ScoreBatch
@@ -133,6 +134,7 @@ class Engine:
         self._unready: dict[str, list[Tokens]] = {}  # requests whose grammar is being compiled
         self._streams: dict[SequenceKey, OutputStream] = {}
         self._keys: dict[str, list[SequenceKey]] = {}
+        self._choose = partial(sample, forbid=self._ops.logit_mask, scratch=Scratch())
         self._seeds = random.Random(self.config.seed)
         self._batches = 0
         self._closed = False
@@ -384,7 +386,7 @@ class Engine:
     ) -> Readings:
         """Answers to all that a step asks of its logits, worked out where those are."""
         if self._ops.sample is None:
-            return read_logits(logits, known, places, rows, self._ops.logit_mask)
+            return read_logits(logits, known, places, rows, self._choose)
         return read_on_device(logits, known, places, rows, self._ops)
 
     def _events(self, outcomes: list[Outcome], ended: list[Tokens]) -> list[Event]:

@@ -6,15 +6,17 @@ questions, and the answer where the logits are in the host's memory. Knows neith
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from .logprobs import slot_values, token_logprobs, values_after
-from .sampling import Forbid, Sampled, SampleRow, sample
+from .sampling import Sampled, SampleRow, sample
 from .types import SlotValue, TokenLogprob
+
+Choose = Callable[[Tensor, Sequence[SampleRow]], Sampled]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +45,13 @@ def read_logits(
     known: Sequence[Known],
     places: Sequence[int],
     rows: Sequence[SampleRow],
-    forbid: Forbid | None = None,
+    choose: Choose = sample,
 ) -> Readings:
     """Answers of logits (L, V) float32 on the host, which are only read; rows[i] chooses from row places[i]
-    of them. `places` ascend. `forbid` as in sampling.py."""
+    of them. `places` ascend. `choose` is sampling.sample with what else that needs."""
     values = [_known(logits, question) for question in known]
     chosen = logits if len(places) == len(logits) else logits[torch.tensor(places, dtype=torch.int64)]
-    return Readings(values, sample(chosen, rows, forbid))
+    return Readings(values, choose(chosen, rows))
 
 
 def _known(logits: Tensor, question: Known) -> list[SlotValue] | list[TokenLogprob]:

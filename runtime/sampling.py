@@ -13,7 +13,7 @@ For each row, in this order:
      (random_stream.py), which draws each with its probability.
 
 A row's result depends on its own logits and its `SampleRow` alone, bit for bit: each row is worked on by
-itself, in tensors of its own, but for the argmax, which rounds nothing. Scores stay float32 up to step 5, as
+itself, but for masks and the argmax, which round nothing. Scores stay float32 up to step 5, as
 in transformers. Step 6 is float32 too, with temperature, top_p and min_p rounded to it, and made of nothing
 but what every processor rounds alike; masses are sums of integers, which have no order. So kernels/sample.py
 chooses the same token of the same scores. The caller's logits are only read. No random state lives here.
@@ -96,43 +96,90 @@ class Sampled:
     values: list[SlotValue | None]
 
 
-def sample(logits: Tensor, rows: Sequence[SampleRow], forbid: Forbid | None = None) -> Sampled:
+class Scratch:
+    """Memory for the scores of some rows, kept from step to step: fresh memory costs more than what is done
+    in it."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0)
+
+    def scores(self, rows: int, size: int) -> Tensor:
+        """(rows, size) float32; what it held before is gone."""
+        if self._memory.numel() < rows * size:
+            self._memory = torch.empty(rows * size)
+        return self._memory[: rows * size].view(rows, size)
+
+
+def sample(
+    logits: Tensor, rows: Sequence[SampleRow], forbid: Forbid | None = None, scratch: Scratch | None = None
+) -> Sampled:
     """Choose one token for each row of `logits` (R, V) float32, as the head of this module says. `forbid`,
     the op `logit_mask`, is needed where a row has a mask."""
     assert logits.dtype == torch.float32, f"sampling is of float32 logits, got {logits.dtype}"
     assert len(logits) == len(rows), f"one SampleRow a row, got {len(rows)} for {tuple(logits.shape)}"
     if not rows:
         return Sampled([], [], [], [])
-    best = logits.numpy().argmax(axis=1)  # ten times as fast as torch's
+    best, most = _best(logits)
     token_ids = best.tolist()
-    # argmax takes NaN for the largest: this one value tells NaN, +inf and "nothing finite" from a usable row.
-    most = logits.numpy()[np.arange(len(rows)), best].tolist()
-    for i, row in enumerate(rows):
-        if not math.isfinite(most[i]):
-            token_ids[i] = -1
-        elif not row.takes_raw_best:
-            token_ids[i] = _choose(logits[i], row, forbid)
+    usable = np.isfinite(most)
+    edited = [i for i, row in enumerate(rows) if usable[i] and not row.takes_raw_best]
+    if edited:
+        scores = (scratch or Scratch()).scores(len(edited), logits.shape[1])
+        torch.index_select(logits, 0, torch.tensor(edited), out=scores)
+        chosen = _choose(scores, [rows[i] for i in edited], forbid)
+        for i, token_id in zip(edited, chosen, strict=True):
+            token_ids[i] = token_id
+    for i in np.flatnonzero(~usable).tolist():
+        token_ids[i] = -1
     asked = [_logprob(logits[i], token_ids[i], row.params.logprobs) for i, row in enumerate(rows)]
     logprobs, values = [entry for entry, _ in asked], [value for _, value in asked]
     return Sampled(token_ids, logprobs, [token_id < 0 for token_id in token_ids], values)
 
 
-def adjusted_logits(raw: Tensor, row: SampleRow, forbid: Forbid | None = None) -> Tensor:
-    """Steps 2 to 5 on one row's logits `raw` (V): a new tensor. History and ends outside V are not there."""
+def _best(scores: Tensor) -> tuple[NDArray[np.int64], _Floats]:
+    """The place of the largest of each row, and it: NaN or infinite if the row is of no use, as argmax takes
+    NaN for the largest."""
+    numbers = scores.numpy()
+    best = numbers.argmax(axis=1)  # ten times as fast as torch's
+    return best, numbers[np.arange(len(best)), best]
+
+
+def _choose(scores: Tensor, rows: Sequence[SampleRow], forbid: Forbid | None) -> list[int]:
+    """The tokens of rows with finite scores, which are changed; -1 if nothing is left to choose from."""
+    for row, own in zip(rows, scores, strict=True):
+        _edit(own, row)
+    masks = [(i, row.mask) for i, row in enumerate(rows) if row.mask is not None]
+    if masks:
+        assert forbid is not None, "where a row has a mask, the op that applies it is given"
+        allowed = torch.from_numpy(np.stack([mask for _, mask in masks]))
+        forbid(scores, allowed, torch.tensor([i for i, _ in masks]))
+    chosen = []
+    for i, (best, most) in enumerate(zip(*_best(scores), strict=True)):
+        if not math.isfinite(most):
+            chosen.append(-1)
+        else:
+            chosen.append(int(best) if rows[i].params.greedy else _draw(scores[i], float(most), rows[i]))
+    return chosen
+
+
+def adjusted_logits(raw: Tensor, row: SampleRow) -> Tensor:
+    """Steps 2 to 5 but for masks on one row's logits `raw` (V): a new tensor."""
     scores = raw.clone()
+    _edit(scores, row)
+    return scores
+
+
+def _edit(scores: Tensor, row: SampleRow) -> None:
+    """Steps 2 to 5 but for masks, in place. History and ends outside of the vocabulary are not there."""
     if row.params.logit_bias:
-        assert row.params.logit_bias[-1][0] < len(raw), "ids of logit_bias are checked against the vocabulary"
+        assert row.params.logit_bias[-1][0] < len(scores), "ids of logit_bias are checked against it"
         ids, biases = zip(*row.params.logit_bias, strict=True)
-        scores[_ids(ids, raw)] += torch.tensor(biases, dtype=scores.dtype, device=scores.device)
+        scores[_ids(ids, scores)] += torch.tensor(biases, dtype=scores.dtype)
     if row.params.needs_history:
         _penalise_repetition(scores, row)
         _penalise_output(scores, row)
-    forbidden = _ids(row.forbidden_ids, raw)
-    scores[forbidden] = -math.inf
-    if row.mask is not None:
-        assert forbid is not None, "where a row has a mask, the op that applies it is given"
-        forbid(scores.unsqueeze(0), torch.from_numpy(row.mask).unsqueeze(0), None)
-    return scores
+    if row.forbidden_ids:
+        scores[_ids(row.forbidden_ids, scores)] = -math.inf
 
 
 def _penalise_repetition(scores: Tensor, row: SampleRow) -> None:
@@ -162,18 +209,6 @@ def _penalise_output(scores: Tensor, row: SampleRow) -> None:
     seen = _ids(counts, scores)
     costs = [count * frequency + presence for token_id, count in counts.items() if token_id < len(scores)]
     scores[seen] -= torch.tensor(costs, dtype=scores.dtype, device=scores.device)
-
-
-def _choose(raw: Tensor, row: SampleRow, forbid: Forbid | None) -> int:
-    """The token of one row with finite logits, or -1 if nothing is left to choose from."""
-    scores = adjusted_logits(raw, row, forbid)
-    best = scores.argmax()
-    most = scores[best].item()
-    if not math.isfinite(most):
-        return -1
-    if row.params.greedy:
-        return int(best.item())
-    return _draw(scores, most, row)
 
 
 def _draw(scores: Tensor, most: float, row: SampleRow) -> int:
