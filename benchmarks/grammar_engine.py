@@ -41,7 +41,7 @@ def schemas_of(data: Path, families: Sequence[str], most: int) -> list[object]:
 
 
 def json_texts(report: Report, data: Path, count: int) -> None:
-    """Texts for schemas of the sample, sampled and greedy, until `count` have ended: those parse and validate.
+    """Texts for schemas of the sample, sampled and greedy, until `count` have ended: they parse and validate.
     A small model may go on within a list or a text without an end; such texts are cut and counted apart."""
     schemas = schemas_of(data, ("BFCL", "Glaive", "Github_trivial"), count)
     prompts = [f"Write a JSON object for this schema: {json.dumps(schema)[:600]}\n" for schema in schemas]
@@ -49,17 +49,19 @@ def json_texts(report: Report, data: Path, count: int) -> None:
     ended = cut = seed = 0
     with open_engine(report.options.threads, max_running=32) as engine:
         while ended < count and seed < 5 * count:
+            asked = schemas[: count - ended]
             params = [
                 SamplingParams(
-                    json_schema=schema, relaxed=True, max_tokens=400, temperature=0.7, seed=seed + i
+                    json_schema=schema,
+                    relaxed=True,
+                    max_tokens=400,
+                    temperature=0.7 * ((seed + i) % 2),
+                    seed=seed + i,
                 )
-                if (seed + i) % 2
-                else SamplingParams(json_schema=schema, relaxed=True, max_tokens=400, temperature=0.0)
-                for i, schema in enumerate(schemas[: count - ended])
+                for i, schema in enumerate(asked)
             ]
-            for schema, completion in zip(
-                schemas, engine.generate(prompts[: len(params)], params), strict=False
-            ):
+            done = engine.generate(prompts[: len(asked)], params)
+            for schema, completion in zip(asked, done, strict=True):
                 cut += completion.finish_reason == "length"
                 if completion.finish_reason != "length":
                     ended += 1
