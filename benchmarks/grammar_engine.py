@@ -136,8 +136,7 @@ def masks_beside_the_step(report: Report, data: Path) -> None:
     ]
     plain = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
     guided = [
-        SamplingParams(json_schema=schema, relaxed=True, max_tokens=64, temperature=0.0, ignore_eos=True)
-        for schema in schemas
+        SamplingParams(json_schema=schema, relaxed=True, max_tokens=64, temperature=0.0) for schema in schemas
     ]
     shares, waits, added = [], [], []
     with open_engine(report.options.threads, max_running=32) as engine:

@@ -65,6 +65,8 @@ class Guide:
         ids = set(self._eos_ids if self._params.ignore_eos else ())
         if count < self._params.min_tokens:
             ids |= {*self._eos_ids, *self._params.stop_token_ids}
+        if not ids:
+            return
         words = {token // 32: 0 for token in ids if token < 32 * len(self._mask)}
         for token in ids:
             if token // 32 in words:
