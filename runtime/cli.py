@@ -176,3 +176,7 @@ def _open_compiler(model: str) -> Iterator[tuple[GrammarCompiler, GrammarVocabul
 def _fail(reason: object, status: int) -> int:
     write_note(f"radixlm: {' '.join(str(reason).split())}")
     return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -11,6 +11,7 @@ What must hold: joined `text` of all events is the final text, and nothing after
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import takewhile
 
 from .detokenizer import IncrementalDetokenizer
 from .errors import RequestFailed
@@ -118,7 +119,10 @@ class OutputStream:
         assert self.guide is not None, "a grammar forces tokens"
         if not to_the_end and (self._params.stop or self._params.stop_regex):
             return []
-        return self.guide.forced(self._room - len(self._output), to_the_end=to_the_end)
+        forced = self.guide.forced(self._room - len(self._output), to_the_end=to_the_end)
+        if to_the_end:
+            return forced
+        return list(takewhile(lambda token: token not in self._params.stop_token_ids, forced))
 
     def _take(self, token: int) -> FinishReason | None:
         """One more token of the output, and whether it ends the sequence."""

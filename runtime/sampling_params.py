@@ -30,6 +30,11 @@ _SPELLINGS = {
     "max_completion_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
     "sampling_seed": "seed",
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "ebnf": "grammar",
 }
 
 
@@ -109,7 +114,8 @@ class SamplingParams:
         `base` gives the values of options that are absent or null (None: those of this class).
 
         max_new_tokens and max_completion_tokens are max_tokens, min_new_tokens is min_tokens, sampling_seed
-        is seed. `logprobs` true with an optional `top_logprobs` is the chat form of logprobs. An empty string
+        is seed, guided_json json_schema, guided_regex regex, guided_choice choice, guided_grammar and ebnf
+        are grammar. `logprobs` true with an optional `top_logprobs` is the chat form of logprobs. An empty string
         for a structured output field is unset. An unknown name raises InvalidRequest, which names its like.
         """
         if not isinstance(options, Mapping):

@@ -104,7 +104,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, open_compiler: OpenCompiler) -> int:
     require_output()
     kind, spec = _read_grammar(arguments)
-    instances = [(path, _read_text(path)) for path in arguments.instance]
+    instances = [(path, _read(path)) for path in arguments.instance]
     with open_compiler(arguments.model) as (compiler, vocabulary):
         for first in _RELAXED if arguments.relaxed else _FIRST[kind]:
             compiler.compile(first)
@@ -127,10 +127,14 @@ def describe(kind: str, compiled: CompiledGrammar, seconds: float) -> str:
 
 
 def _check(compiled: CompiledGrammar, vocabulary: GrammarVocabulary, path: Path, text: str) -> bool:
-    """Write what is to be said of an instance; whether it is at fault."""
-    fault = find_fault(compiled, vocabulary, text)
+    """Write what is to be said of an instance; whether it is at fault. A line break at its very end is a part
+    of it only where it is needed."""
+    meant = _without_line_break(text)
+    fault = find_fault(compiled, vocabulary, meant)
     if fault is None:
         verdict = "valid"
+    elif text != meant and find_fault(compiled, vocabulary, text) is None:
+        fault, verdict = None, "valid with its last line break"
     else:
         place = "" if fault.character is None else f" at character {fault.character}"
         verdict = f"invalid{place}: {fault.reason}"
@@ -140,7 +144,7 @@ def _check(compiled: CompiledGrammar, vocabulary: GrammarVocabulary, path: Path,
 
 def _read_grammar(arguments: argparse.Namespace) -> tuple[str, GrammarSpec]:
     """The kind and the spec, as a request would have it. Raises InvalidInput."""
-    text = _read_text(arguments.file)
+    text = _without_line_break(_read(arguments.file))
     kind = arguments.kind or _kind(arguments.file, text)
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     value = lines if kind == "choice" else text
@@ -173,14 +177,17 @@ def _is_tag(text: str) -> bool:
     return isinstance(value, dict) and value.get("type") == "structural_tag"
 
 
-def _read_text(path: Path) -> str:
-    """All of the file but one line break at its very end, which editors add."""
+def _read(path: Path) -> str:
     try:
-        text = path.read_bytes().removeprefix(b"\xef\xbb\xbf").decode()
+        return path.read_bytes().removeprefix(b"\xef\xbb\xbf").decode()
     except OSError as error:
         raise InvalidInput(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise InvalidInput(f"cannot read {path}: not valid UTF-8 at byte {error.start}") from None
     except ValueError as error:  # a NUL character in the name
         raise InvalidInput(f"cannot read {str(path)!r}: {error}") from error
+
+
+def _without_line_break(text: str) -> str:
+    """All but one line break at the very end, which editors add."""
     return text.removesuffix("\r\n") if text.endswith("\r\n") else text.removesuffix("\n")

@@ -68,6 +68,7 @@ class DirectEngine(Protocol):
     def lark(self, text: str) -> CompiledGrammar: ...
     def gbnf(self, text: str) -> CompiledGrammar: ...
     def tags(self, text: str, compact: bool) -> CompiledGrammar: ...
+    def try_out(self, compiled: CompiledGrammar) -> None: ...
 
 
 class IndexEngine(Protocol):
@@ -261,13 +262,14 @@ def warmed(engines: Engines) -> Engines:
 
 def _prove_json(engines: Engines, spec: GrammarSpec) -> Normalised:
     normalised = _normalised(engines, spec)
-    engines.direct.json(normalised.schema, compact=spec.compact, unenforced=normalised.unenforced)
+    compiled = engines.direct.json(normalised.schema, compact=spec.compact, unenforced=normalised.unenforced)
+    engines.direct.try_out(compiled)
     return normalised
 
 
 def _prove(engines: Engines, spec: GrammarSpec) -> GrammarSpec | None:
     """A spec that means the same and leaves less to do, if there is one."""
-    _direct(engines, spec)
+    engines.direct.try_out(_direct(engines, spec))
     return GrammarSpec("lark", engines.to_lark(spec)) if spec.kind in ("gbnf", "tags") else None
 
 

@@ -12,13 +12,14 @@ import threading
 from collections.abc import Sequence
 from time import perf_counter
 
+import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from ..errors import InvalidRequest
 from .gbnf import gbnf_to_lark
 from .json_grammar import json_source
 from .llguidance_grammar import CompiledLlguidance, reason_of
-from .protocol import Report, Unenforced
+from .protocol import CompiledGrammar, Report, Unenforced
 from .tags import Normalise, tags_grammar
 from .vocabulary import GrammarVocabulary
 
@@ -41,6 +42,7 @@ _LIMITS = LLParserLimits(
 _LEAST_BYTES = 256 << 10
 _BYTES_PER_CHARACTER = 100
 
+_TRIED_TOKENS = 4
 _QUICK_SECONDS = 0.05
 """What building a grammar again may take while a step waits for it."""
 
@@ -91,6 +93,22 @@ class LlguidanceBackend:
             named = "; ".join(map(str, unenforced[:8]))
             raise InvalidRequest(f"structural_tag asks for what cannot be enforced token by token: {named}")
         return self._compile("structural_tag", source)
+
+    def try_out(self, compiled: CompiledGrammar) -> None:
+        """Go some way into two texts: what is cheap to compile may be dear to use. Raises InvalidRequest if a
+        limit is met there."""
+        row = np.zeros(self._vocabulary.words, dtype=np.int32)
+        for which in (0, -1):
+            text = compiled.start()
+            for _ in range(_TRIED_TOKENS):
+                text.accept(text.forced_tokens())
+                text.mask_into(row)
+                if text.error is not None:
+                    raise InvalidRequest(f"the grammar is more than its engine can do: {text.error}")
+                allowed = np.unpackbits(row.view(np.uint8), bitorder="little").nonzero()[0]
+                if text.terminated or not len(allowed):
+                    break
+                text.accept([int(allowed[which])])
 
     def _compile(
         self, name: str, source: str, report: Report | None = None, *, has_lines: bool = False

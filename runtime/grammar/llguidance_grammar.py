@@ -18,7 +18,10 @@ import numpy as np
 from llguidance import LLMatcher
 
 from .protocol import MaskRow, Report
-from .vocabulary import GrammarVocabulary
+from .vocabulary import GrammarVocabulary, mask_of
+
+
+_MOST_FAILURES = 2
 
 
 class CompiledLlguidance:
@@ -39,6 +42,7 @@ class CompiledLlguidance:
         self._build = build
         self._first: LLMatcher | None = matcher  # nothing but copied; None while it is built again
         self._is_quick = is_quick
+        self._failures = 0
         self._lock = threading.Lock()
 
     def start(self) -> LlguidanceGrammar:
@@ -52,8 +56,10 @@ class CompiledLlguidance:
         return None
 
     def renewed(self, spoiled: LLMatcher | None) -> LLMatcher | None:
-        """A matcher with a lexer of its own, at the beginning; None if that would take long. `spoiled` is
-        what the failed one was copied from."""
+        """A matcher with a lexer of its own, at the beginning; None if that would take long, or if some have
+        failed as well before. `spoiled` is what the failed one was copied from."""
+        if self._failures >= _MOST_FAILURES:
+            return None
         with self._lock:
             if spoiled is not None and self._first is spoiled:
                 self._first = None
@@ -62,6 +68,10 @@ class CompiledLlguidance:
                 else:
                     threading.Thread(target=self._build_first, daemon=True).start()
         return self._build() if self._is_quick else None
+
+    def count_failure(self) -> None:
+        """A matcher of its own failed too, and each failure may take a while."""
+        self._failures += 1
 
     def _build_first(self) -> None:
         self._first = self._build()
@@ -153,12 +163,23 @@ class LlguidanceGrammar:
             assert matcher is not None, "it has begun again"
             matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
             if matcher.is_error():
+                self._compiled.count_failure()
                 return self._fail(reason_of(matcher))
         if not matcher.is_accepting() and (row & self._vocabulary.end_row).any():
             row &= ~self._vocabulary.end_row  # named by the grammar itself, in the midst of a text
             if not row.any():
                 return self._fail("the grammar goes on behind a token that ends the text")
+        self._keep_to_named_specials(matcher, row)
         return True
+
+    def _keep_to_named_specials(self, matcher: LLMatcher, row: MaskRow) -> None:
+        """A complement takes in control tokens, which then cannot be consumed: those leave the mask."""
+        specials = row & self._vocabulary.special_row
+        if specials.any():
+            for word in specials.nonzero()[0].tolist():
+                for token_id in (32 * word + bit for bit in range(32) if int(specials[word]) >> bit & 1):
+                    if matcher.validate_tokens([token_id]) == 0:
+                        row[word] &= ~mask_of([token_id], len(row))[word]
 
     def _take(self, token_id: int) -> bool:
         matcher = self._matcher

@@ -26,7 +26,7 @@ class Unenforced(NamedTuple):
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.keyword!r} at {self.pointer or '/'} ({self.reason})"
+        return f"{self.keyword!r} at {self.pointer or 'the root'} ({self.reason})"
 
 
 @dataclass(frozen=True, slots=True)

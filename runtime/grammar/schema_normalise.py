@@ -8,6 +8,7 @@ with no way on. Keywords that could not be kept are reported; the schema then al
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -115,7 +116,7 @@ class _Writing:
             part = self._part(form, depth)
             if len(part) == 1 and isinstance(part.get("type"), str):
                 types.append(part["type"])
-            elif part not in parts[-1:]:
+            elif not parts or json.dumps(part) != json.dumps(parts[-1]):  # to Python, true is 1
                 parts.append(part)
         if types:
             parts.insert(0, {"type": types[0] if len(types) == 1 else types})

@@ -118,6 +118,11 @@ class GrammarVocabulary:
         return mask_of(self.eos_ids, self.words)
 
     @cached_property
+    def special_row(self) -> MaskRow:
+        """The mask of the control tokens that do not end a text."""
+        return mask_of([i for i in self.special_ids if i not in self.eos_ids], self.words)
+
+    @cached_property
     def text_row(self) -> MaskRow:
         """The mask of every token with text."""
         return mask_of([i for i, text in enumerate(self.tokens) if text], self.words)

@@ -627,3 +627,19 @@ def test_texts_that_need_a_control_character_are_reported_and_never_written_with
     assert accepted({"enum": [text, "c"]}, '"ab"', '"c"') == [False, True]
     pattern = {"type": "string", "pattern": f"^a\\x{ord(character):02x}b$|^c$"}
     assert accepted(pattern, '"ab"', '"c"') == [False, True]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"enum": [1, True]},
+        {"enum": [False, 0]},
+        {"enum": [[1], [True]]},
+        {"anyOf": [{"const": {"a": 0}}, {"const": {"a": False}}]},
+    ],
+)
+def test_true_and_one_are_two_values(schema: dict[str, object]) -> None:
+    values = schema.get("enum") or [{"a": 0}, {"a": False}]
+    assert isinstance(values, list)
+    texts = [json.dumps(value, separators=(",", ":")) for value in values]
+    assert accepted(schema, *texts) == [True] * len(texts)

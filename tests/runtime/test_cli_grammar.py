@@ -15,8 +15,10 @@ import pytest
 
 from radixlm.runtime import cli
 from radixlm.runtime.cli import main
+from radixlm.runtime.commands.grammar import describe
 from radixlm.runtime.grammar.compiler import GrammarCompiler
 from radixlm.runtime.grammar.vocabulary import GrammarVocabulary
+from testkit.text_grammar import Texts
 
 CITY = json.dumps(
     {
@@ -128,6 +130,22 @@ def test_a_text_that_is_not_finished_is_not_valid(desk: Desk, capsys: pytest.Cap
 def test_one_line_break_at_the_end_of_a_file_is_not_meant(desk: Desk) -> None:
     assert desk.check("a.regex", "[a-c]+\n", first="abc\n", second="abc\r\n") == 0
     assert desk.check("a.regex", "[a-c]+\n", first="abc\n\n") == 1
+
+
+def test_a_line_break_at_the_end_of_a_text_is_taken_where_the_grammar_asks_for_it(
+    desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert desk.check("a.regex", r"[a-c]+\r?\n", first="abc\n", second="abc\r\n", third="abc") == 1
+    assert [fact for name, fact in facts(capsys) if name == "instance"] == [
+        "first: valid with its last line break",
+        "second: valid with its last line break",
+        "third: invalid at character 3: the text is not finished",
+    ]
+
+
+def test_what_is_not_enforced_at_the_root_is_said_to_be_there() -> None:
+    enforced = describe("json", Texts(("a",), wrong="it is not right"), 0.1).splitlines()[1]
+    assert enforced.split(maxsplit=1) == ["enforced", "relaxed: 'texts' at the root (to try it)"]
 
 
 def test_only_the_tokenizer_of_a_model_is_needed(

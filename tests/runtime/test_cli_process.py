@@ -40,6 +40,23 @@ def in_child(code: str, **environment: str) -> str:
     ).stdout
 
 
+@pytest.mark.parametrize("module", ["radixlm", "radixlm.runtime.cli"])
+def test_the_command_runs_as_a_module_too(module: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", module, "--help"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == radixlm("--help", cwd=tmp_path).stdout
+
+
+def test_a_module_run_gives_the_commands_status(tmp_path: Path) -> None:
+    arguments = [sys.executable, "-P", "-m", "radixlm", "generate"]
+    done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("radixlm: ")
+
+
 def test_the_environment_is_prepared_before_torch_is_loaded() -> None:
     code = """
 import os, sys

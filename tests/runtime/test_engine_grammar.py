@@ -269,6 +269,33 @@ def test_an_end_of_text_that_is_the_likeliest_at_first_is_masked(open_engine: Op
     assert completion.text in ("the", "thin")
 
 
+def test_a_stop_id_among_the_tokens_that_are_forced_first_ends_its_request_alone(
+    open_engine: OpenEngine,
+) -> None:
+    engine = open_engine()
+    [first] = engine.generate("a", params(choice=["the thing", "the house"]))
+    stops = params(choice=["the thing", "the house"], stop_token_ids=[first.output_ids[0]])
+    stopped, other = engine.generate(["a", "in"], [stops, params(max_tokens=3, ignore_eos=True)])
+    assert (stopped.finish_reason, stopped.matched_stop) == ("stop", first.output_ids[0])
+    assert (other.completion_tokens, other.error) == (3, None)
+
+
+@pytest.mark.parametrize("nested", ["(((((a{9}){9}){9}){9}){9}){9}", "[bc](((((a{9}){9}){9}){9}){9}){9}"])
+def test_a_pattern_that_is_cheap_to_compile_and_dear_to_use_is_refused(
+    open_engine: OpenEngine, nested: str
+) -> None:
+    [completion] = open_engine().generate("the", params(regex=nested, n=1))
+    assert completion.error is not None
+    assert completion.error.startswith("regex cannot be compiled: ")
+
+
+def test_a_complement_allows_no_control_token(open_engine: OpenEngine) -> None:
+    asked = params(grammar="start: A\nA: ~/ab/", max_tokens=20, logit_bias={0: 100.0})
+    [completion] = open_engine().generate("the", asked)
+    assert completion.error is None
+    assert 0 not in completion.output_ids
+
+
 def test_a_fault_of_the_grammar_ends_its_request_and_no_other(
     open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

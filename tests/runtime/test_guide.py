@@ -163,6 +163,12 @@ def test_what_is_forced_at_the_beginning_leaves_one_token_to_ask_for() -> None:
     assert stream_of(Texts(("abc", "abd")), prompt_logprobs_start=0, logprobs=1).begin() == []
 
 
+def test_a_token_forced_at_the_beginning_that_would_stop_it_is_left_to_be_sampled() -> None:
+    [a, b] = ids("ab")
+    assert stream_of(Texts(("abc", "abd")), stop_token_ids=[b]).begin() == [a]
+    assert stream_of(Texts(("abc", "abd")), stop_token_ids=[a]).begin() == []
+
+
 def test_tokens_forced_at_the_beginning_are_told_with_the_first_event() -> None:
     stream = stream_of(Texts(("abc", "abd")))
     stream.begin()

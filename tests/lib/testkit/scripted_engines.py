@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from radixlm.runtime.errors import InvalidRequest
 from radixlm.runtime.grammar.compile_jobs import WARM_UP, Engines
-from radixlm.runtime.grammar.protocol import Grammar, Report, Unenforced
+from radixlm.runtime.grammar.protocol import CompiledGrammar, Grammar, Report, Unenforced
 from radixlm.runtime.grammar.spec import GrammarSpec
 
 _EXACT = Report()
@@ -104,6 +104,9 @@ class _Scripted:
 
     def tags(self, text: str, compact: bool) -> ScriptedGrammar:
         return self._obey("tags", text)
+
+    def try_out(self, compiled: CompiledGrammar) -> None:
+        assert isinstance(compiled, ScriptedGrammar)
 
     def load(self, index: ScriptedGrammar) -> ScriptedGrammar:
         return index
