@@ -115,8 +115,9 @@ class SamplingParams:
 
         max_new_tokens and max_completion_tokens are max_tokens, min_new_tokens is min_tokens, sampling_seed
         is seed, guided_json json_schema, guided_regex regex, guided_choice choice, guided_grammar and ebnf
-        are grammar. `logprobs` true with an optional `top_logprobs` is the chat form of logprobs. An empty string
-        for a structured output field is unset. An unknown name raises InvalidRequest, which names its like.
+        are grammar. `logprobs` true with an optional `top_logprobs` is the chat form of logprobs. An empty
+        string for a structured output field is unset. An unknown name raises InvalidRequest, which names its
+        like.
         """
         if not isinstance(options, Mapping):
             raise InvalidRequest(f"sampling options must be an object, got {quote(options)}")

@@ -20,7 +20,6 @@ from llguidance import LLMatcher
 from .protocol import MaskRow, Report
 from .vocabulary import GrammarVocabulary, mask_of
 
-
 _MOST_FAILURES = 2
 
 

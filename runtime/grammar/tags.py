@@ -224,6 +224,8 @@ class _Writer:
 
     def literal(self, text: str) -> str:
         parts = self.vocabulary.split_specials(text)
+        if set(parts) & set(self.vocabulary.eos_ids):
+            raise InvalidRequest(f"structural_tag must hold no token that ends the text, got {quote(text)}")
         return " ".join(f"<[{part}]>" if isinstance(part, int) else json.dumps(part) for part in parts)
 
     def schema(self, schema: object, where: str) -> str:

@@ -321,3 +321,15 @@ def test_every_token_of_a_call_is_in_the_mask(
         assert token_id in allowed(grammar, vocabulary)
         assert grammar.accept([token_id]) == 1
     assert grammar.accepting
+
+
+def test_a_token_that_ends_the_text_is_no_part_of_a_tag(
+    backend: LlguidanceBackend, vocabulary: GrammarVocabulary
+) -> None:
+    end = vocabulary.special_tokens[vocabulary.eos_ids[0]]
+    with pytest.raises(InvalidRequest, match="no token that ends the text"):
+        compiled(backend, structures=[tag_of("<call>", end)], triggers=["<call>"])
+
+
+def tag_of(begin: str, end: str) -> dict[str, object]:
+    return {"begin": begin, "schema": CITY, "end": end}
