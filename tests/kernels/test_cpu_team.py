@@ -149,6 +149,7 @@ def test_a_linear_serves_one_thread_after_another() -> None:
 
 
 FORK = """
+import faulthandler
 import os
 import threading
 import torch
@@ -166,6 +167,7 @@ def work(stop):
 def fork():
     child = os.fork()
     if child == 0:
+        faulthandler.dump_traceback_later(100, exit=True)  # where it hangs, if it does
         right = all(torch.equal(linear(x), wanted) for _ in range(50))
         os._exit(0 if right else 1)
     _, status = os.waitpid(child, 0)
