@@ -147,7 +147,7 @@ def _best(scores: Tensor) -> tuple[NDArray[np.int64], _Floats]:
 def _choose(scores: Tensor, rows: Sequence[SampleRow], forbid: Forbid | None) -> list[int]:
     """The tokens of rows with finite scores, which are changed; -1 if nothing is left to choose from."""
     for row, own in zip(rows, scores, strict=True):
-        _edit(own, row)
+        edit_scores(own, row)
     masks = [(i, row.mask) for i, row in enumerate(rows) if row.mask is not None]
     if masks:
         assert forbid is not None, "where a row has a mask, the op that applies it is given"
@@ -162,14 +162,7 @@ def _choose(scores: Tensor, rows: Sequence[SampleRow], forbid: Forbid | None) ->
     return chosen
 
 
-def adjusted_logits(raw: Tensor, row: SampleRow) -> Tensor:
-    """Steps 2 to 5 but for masks on one row's logits `raw` (V): a new tensor."""
-    scores = raw.clone()
-    _edit(scores, row)
-    return scores
-
-
-def _edit(scores: Tensor, row: SampleRow) -> None:
+def edit_scores(scores: Tensor, row: SampleRow) -> None:
     """Steps 2 to 5 but for masks, in place. History and ends outside of the vocabulary are not there."""
     if row.params.logit_bias:
         assert row.params.logit_bias[-1][0] < len(scores), "ids of logit_bias are checked against it"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from ..byte_size import format_bytes
 from ..config import EngineConfig
 from ..errors import InvalidInput
-from ..grammar.spec import GrammarSpec
+from ..grammar.spec import FIELDS, GrammarSpec
 from ..grammar.text_walk import find_fault
 from ..sampling_params import SamplingParams
 from .options import ENGINE_FLAGS
@@ -31,14 +31,6 @@ if TYPE_CHECKING:
 OpenCompiler: TypeAlias = Callable[[str], "AbstractContextManager[tuple[GrammarCompiler, GrammarVocabulary]]"]
 """The compiler for a model's tokenizer, which is closed at the end, and its vocabulary."""
 
-_FIELDS: Mapping[str, str] = {
-    "json": "json_schema",
-    "regex": "regex",
-    "choice": "choice",
-    "lark": "grammar",
-    "gbnf": "grammar",
-    "tags": "structural_tag",
-}
 _SUFFIXES: Mapping[str, str] = {
     ".json": "json",
     ".regex": "regex",
@@ -80,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check.add_argument("file", type=Path, metavar="FILE", help="the grammar; a choice has one text a line")
     check.add_argument(
         "--kind",
-        choices=_FIELDS,
+        choices=FIELDS,
         help=f"what the file holds; not given: by its name ({suffixes}), and tags if it is a structural_tag",
     )
     model = EngineConfig().model
@@ -149,11 +141,11 @@ def _read_grammar(arguments: argparse.Namespace) -> tuple[str, GrammarSpec]:
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     value = lines if kind == "choice" else text
     options: dict[str, object] = {
-        _FIELDS[kind]: value,
+        FIELDS[kind]: value,
         "relaxed": arguments.relaxed,
         "compact": arguments.compact,
     }
-    if _FIELDS[kind] == "grammar":
+    if FIELDS[kind] == "grammar":
         options["grammar_kind"] = kind
     spec = SamplingParams.from_mapping(options).structure
     if spec is None:
@@ -164,7 +156,7 @@ def _read_grammar(arguments: argparse.Namespace) -> tuple[str, GrammarSpec]:
 def _kind(path: Path, text: str) -> str:
     kind = _SUFFIXES.get(path.suffix)
     if kind is None:
-        kinds = ", ".join(_FIELDS)
+        kinds = ", ".join(FIELDS)
         raise InvalidInput(f"{path}: the name does not say what it holds; give --kind, one of {kinds}")
     return "tags" if kind == "json" and _is_tag(text) else kind
 

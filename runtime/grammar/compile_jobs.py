@@ -19,20 +19,12 @@ from ..errors import InvalidRequest, RadixError
 from .cheap_specs import repetitions
 from .compile_worker import CompileWorker, JobFailed, JobTimedOut
 from .protocol import CompiledGrammar, Grammar, Report, Unenforced
-from .spec import GrammarSpec, Kind
+from .spec import FIELDS, GrammarSpec
 from .worker_process import JobLimits
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_NAMES: dict[Kind, str] = {
-    "json": "json_schema",
-    "regex": "regex",
-    "choice": "choice",
-    "lark": "grammar",
-    "gbnf": "grammar",
-    "tags": "structural_tag",
-}
 _MOST_NAMED = 8
 WARM_UP = "a"
 
@@ -161,7 +153,7 @@ def compile_spec(attempt: Attempt, spec: GrammarSpec) -> CompiledGrammar:
     try:
         proven = attempt.prove(_prove, spec)
     except JobFailed as error:
-        raise InvalidRequest(f"{_NAMES[spec.kind]} cannot be compiled: it {error}") from error
+        raise InvalidRequest(f"{FIELDS[spec.kind]} cannot be compiled: it {error}") from error
     return _direct(attempt.engines, proven or spec)
 
 
@@ -208,7 +200,7 @@ def _regex(attempt: Attempt, spec: GrammarSpec) -> CompiledGrammar:
         return _direct(attempt.engines, spec)
     except (InvalidRequest, JobFailed) as error:
         failures.append(error)
-    raise _both_failed(_NAMES[spec.kind], failures)
+    raise _both_failed(FIELDS[spec.kind], failures)
 
 
 def _both_failed(name: str, failures: list[InvalidRequest | JobFailed]) -> InvalidRequest:

@@ -15,6 +15,15 @@ from ..errors import InvalidRequest
 from ..text import quote, require_text
 
 Kind = Literal["json", "regex", "choice", "lark", "gbnf", "tags"]
+FIELDS: Mapping[str, str] = {
+    "json": "json_schema",
+    "regex": "regex",
+    "choice": "choice",
+    "lark": "grammar",
+    "gbnf": "grammar",
+    "tags": "structural_tag",
+}
+"""The field of SamplingParams that asks for each kind."""
 
 MAX_BYTES = 256 << 10
 MAX_REGEX_BYTES = 8 << 10

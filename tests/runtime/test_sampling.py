@@ -13,11 +13,17 @@ from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from radixlm.runtime.random_stream import stream_key
-from radixlm.runtime.sampling import Sampled, SampleRow, adjusted_logits, sample
+from radixlm.runtime.sampling import Sampled, SampleRow, edit_scores, sample
 from radixlm.runtime.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0)
 INF = math.inf
+
+
+def adjusted_logits(raw: torch.Tensor, row: SampleRow) -> torch.Tensor:
+    scores = raw.clone()
+    edit_scores(scores, row)
+    return scores
 
 
 def _row(
