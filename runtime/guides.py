@@ -56,12 +56,9 @@ class Guides:
             return None
         return _result(future)
 
-    def forget(self, request_id: str) -> bool:
-        """Let a request wait no longer; whether it did."""
-        future = self._waiting.pop(request_id, None)
-        if future is not None:
-            future.cancel()
-        return future is not None
+    def forget(self, request_id: str) -> None:
+        """Let a request that waits wait no longer."""
+        self._waiting.pop(request_id).cancel()
 
     def take_ready(self, patience: float) -> list[tuple[str, CompiledGrammar | InvalidRequest]]:
         """The requests whose wait is over, and what it came to. Blocks for up to `patience` seconds, if
@@ -82,8 +79,8 @@ class Guides:
         `patience` seconds if none is there yet."""
         if patience and self._checks:
             wait([future for _, future in self._checks], timeout=patience, return_when=FIRST_COMPLETED)
-        done = [(event, future) for event, future in self._checks if future.done()]
-        self._checks = [(event, future) for event, future in self._checks if not future.done()]
+        done = [held for held in self._checks if held[1].done()]  # asked once: one may end meanwhile
+        self._checks = [held for held in self._checks if held not in done]
         return [_checked(event, future) for event, future in done]
 
     def drop_checks(self, prefix: str) -> list[Event]:

@@ -430,3 +430,22 @@ def test_options_of_a_prompt_line_may_ask_for_structure(open_engine: OpenEngine)
     [completion] = open_engine().generate([Prompt("air", sampling=asked)])
     assert isinstance(completion, Completion)
     assert completion.text == "the"
+
+
+class EndsBetweenTwoLooks(Future[str | None]):
+    """Not done when it is looked at first, and done ever after."""
+
+    looks = 0
+
+    def done(self) -> bool:
+        self.looks += 1
+        return self.looks > 1
+
+
+def test_a_check_that_ends_while_they_are_looked_through_is_not_lost(open_engine: OpenEngine) -> None:
+    guides = open_engine()._guides
+    future = EndsBetweenTwoLooks()
+    future.set_result(None)
+    event = Event("r", 0, finish_reason="stop")
+    guides._checks.append((event, future))
+    assert guides.take_checked(0.0) + guides.take_checked(0.0) == [event]
