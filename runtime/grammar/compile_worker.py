@@ -165,7 +165,7 @@ class _Process:
             [sys.executable, "-P", "-c", _BOOT, json.dumps([path, _PACKAGE, root, worker_process.__name__])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C in the terminal is for the parent
+            process_group=0,  # Ctrl-C is for the parent; niceness counts for nothing in a session of its own
         )
         self._question = threading.Lock()
         self._asked = 0

@@ -33,7 +33,7 @@ except ImportError:  # not on Windows: processor time and memory are then bounde
     resource = None  # type: ignore[assignment]
 
 _LENGTH = struct.Struct("<Q")
-_NICENESS = 5  # less than what answers requests: a busy neighbour of equal rights takes half of its core
+_NICENESS = 19  # of equal rights, it takes half of a core from what answers requests
 _STACK_BYTES = 4 << 20  # less than where the work is done again: what does not overflow here will not there
 _MOST_GROWTH_BYTES = 512 << 20
 _NO_MORE, _RENEWED = 64, 65  # exit statuses: the parent has closed its end; it wants another process
