@@ -43,6 +43,9 @@ def _audit_shape(node: Node, page_size: int) -> None:
     assert all(len(key) == page_size for key in whole), "only the last page of a leaf is partial"
     assert all(0 < len(key) <= page_size for key in node.keys), "a page holds 1 to page_size tokens"
     assert node.order == sorted(node.children), "the sorted keys are those of the children"
+    assert node.parent is None or node.parent.parent is None or node.hits <= node.parent.hits, (
+        "what is found is found with all that lies before it"
+    )
     for key, child in node.children.items():
         assert child.keys[0] == key, "a child is found under its first page"
         assert child.parent is node, "a child knows its parent"
@@ -62,6 +65,7 @@ def _audit_pins(tree: PrefixTree, nodes: list[Node], leases: list[Lease], copies
         assert node.rank is None or node.rank == tree.leaves.rank_of(node), "a leaf stands at its place"
         assert node.parent is not None or node.locks or node.children, "an unused root is removed"
     assert set(locks) <= {id(node) for node in nodes}, "pins lie on nodes of the tree"
+    assert tree.node_count == len(nodes), f"{tree.node_count} nodes counted, {len(nodes)} found"
     assert len(tree.leaves) == sum(node.rank is not None for node in nodes), "only leaves can be evicted"
 
 

@@ -21,6 +21,7 @@ from .node import Namespace, Node
 from .pool import PagePool, pages_for
 from .publish import publish
 from .tree import Match, PrefixTree
+from .tree_view import TreeView, view_nodes
 from .views import CacheStats, Peek
 
 
@@ -95,11 +96,29 @@ class PrefixCache:
             cached_pages=self.cached_pages,
             leased_pages=self.leased_pages,
             evictable_pages=self.evictable_pages,
+            saved_pages=self._saved_pages(),
             leases=len(self._leases),
             acquired=self._acquired,
             asked_tokens=self._asked,
             cached_tokens=self._hits,
             evicted_pages=self._evicted,
+        )
+
+    def view(self, most_nodes: int) -> TreeView:
+        """What a person may see of the tree, in at most so many nodes. Raises ValueError below 1."""
+        if most_nodes < 1:
+            raise ValueError(f"most_nodes must be at least 1, got {most_nodes!r}")
+        nodes = view_nodes(self._tree, most_nodes)
+        return TreeView(
+            nodes=nodes,
+            total_nodes=self._tree.node_count,
+            left_out=self._tree.node_count - len(nodes),
+            clock=self._tree.clock,
+            num_pages=self.num_pages,
+            free_pages=self.free_pages,
+            cached_pages=self.cached_pages,
+            leased_pages=self.leased_pages,
+            page_size=self.page_size,
         )
 
     def check(self) -> None:
@@ -125,6 +144,7 @@ class PrefixCache:
         if granted is None:
             return None
         node, copied = self._pin_match(match, namespace, granted, priority)
+        self._tree.count_hit(copied or node)
         pages = list(match.pages)
         fresh = self._take(pages_for(max(length, granted), self.page_size) - len(pages))
         if copied is not None:
@@ -141,6 +161,9 @@ class PrefixCache:
         It counts as an acquire that found it, and as used now.
         """
         match = self._find(tokens, namespace)
+        end = match.source or match.node
+        if end is not None:
+            self._tree.count_hit(end)
         for node in (match.node, match.source):
             if node is not None:
                 self._tree.pin(node, priority)
@@ -231,6 +254,12 @@ class PrefixCache:
         room = self._pool.free + self._tree.evictable - match.pins - match.source_pins
         cached = len(match.pages) * self.page_size + match.slots
         return Peek(cached, room, self.page_size, match.source_pins, match.all_pages())
+
+    def _saved_pages(self) -> int:
+        """Between steps. During one, sources of copies are in use too, without being in a lease."""
+        named = sum(len(lease.pages) for lease in self._leases)
+        in_use = self.num_pages - self._pool.free - self._tree.evictable
+        return max(0, named - in_use)
 
     def _count(self, asked: int, found: int) -> None:
         self._acquired += 1

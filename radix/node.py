@@ -19,11 +19,13 @@ Rank = tuple[int, int, int]
 class Node:
     """A run of pages; a root has none. `locks` counts the pins on this node and everything below it.
 
-    `rank` is the node's place in the eviction order, None while it is not in it.
+    `rank` is the node's place in the eviction order, None while it is not in it. `hits` counts the matches
+    that ended in the run or below it, whatever pages it had then; a root has none.
     """
 
     __slots__ = (
         "children",
+        "hits",
         "keys",
         "last_used",
         "locks",
@@ -47,6 +49,7 @@ class Node:
         self.locks = 0
         self.last_used = 0
         self.priority = 0
+        self.hits = 0
         self.rank: Rank | None = None
 
     def add_child(self, child: Node) -> None:

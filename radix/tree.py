@@ -6,7 +6,8 @@ subtrees and every page in them can be evicted, leaf by leaf. A split leaves the
 identity: pins on it stay valid. The tree knows no lease: callers pass nodes and keep the pins they took.
 
 What must hold: whole pages everywhere but at the end of a leaf; siblings differ in their first page;
-the eviction order holds exactly the leaves without locks; `evictable` counts the pages without locks.
+the eviction order holds exactly the leaves without locks; `evictable` counts the pages without locks;
+no node has more hits than the one above it.
 """
 
 from __future__ import annotations
@@ -53,12 +54,13 @@ class PrefixTree:
         self.cached = 0
         self.tokens = 0
         self.evictable = 0
+        self.node_count = 0
+        self.clock = 0
         self.roots: dict[Namespace, Node] = {}
         self.leaves = EvictionOrder(policy)
         self.values = values
         self._pool = pool
         self._serial = 0
-        self._clock = 0
 
     # -- queries ---------------------------------------------------------------------------------
 
@@ -113,12 +115,19 @@ class PrefixTree:
 
     def unpin(self, node: Node) -> None:
         """Take one pin back; the whole path counts as used now."""
-        self._clock += 1
+        self.clock += 1
         step: Node | None = node
         while step is not None:
             parent = step.parent
             self._unlock(step)
             step = parent
+
+    def count_hit(self, node: Node) -> None:
+        """A match ended in `node`: the whole path counts it."""
+        step = node
+        while step.parent is not None:
+            step.hits += 1
+            step = step.parent
 
     def cut(self, node: Node, at: int) -> Node:
         """The node that ends `at` pages into the run of `node`, splitting the run if it goes on.
@@ -134,6 +143,7 @@ class PrefixTree:
         upper = self._new_node(node.namespace, node.parent)
         upper.keys, upper.pages = node.keys[:at], node.pages[:at]
         upper.locks, upper.last_used, upper.priority = node.locks, node.last_used, node.priority
+        upper.hits = node.hits
         assert node.parent is not None, "a run has a parent"
         node.parent.replace_child(upper)
         node.keys, node.pages = node.keys[at:], node.pages[at:]
@@ -207,6 +217,7 @@ class PrefixTree:
 
     def _new_node(self, namespace: Namespace, parent: Node | None) -> Node:
         self._serial += 1
+        self.node_count += 1
         return Node(namespace, parent, self._serial)
 
     def _lock(self, node: Node, priority: int) -> None:
@@ -219,7 +230,7 @@ class PrefixTree:
     def _unlock(self, node: Node) -> None:
         assert node.locks > 0, "a pin is taken back once"
         node.locks -= 1
-        node.last_used = self._clock
+        node.last_used = self.clock
         if node.locks == 0:
             self.evictable += len(node.pages)
             self._settle(node)
@@ -230,6 +241,7 @@ class PrefixTree:
             return
         if node.parent is None:
             del self.roots[node.namespace]
+            self.node_count -= 1
             return
         self.leaves.add(node)
         if len(node.keys) == 1 and (longer := node.parent.outgrower(node.keys[0])) is not None:
@@ -260,6 +272,7 @@ class PrefixTree:
         parent = leaf.parent
         assert parent is not None, "a run has a parent"
         parent.remove_child(leaf)
+        self.node_count -= 1
         if parent.locks == 0:
             self._settle(parent)
 

@@ -46,13 +46,17 @@ class Peek:
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """Pages now, and totals since the cache was made. Hit rate: cached_tokens / asked_tokens."""
+    """Pages now, and totals since the cache was made. Hit rate: cached_tokens / asked_tokens.
+
+    saved_pages: how many more pages the leases would hold now if each had all of its pages to itself.
+    """
 
     num_pages: int
     free_pages: int
     cached_pages: int
     leased_pages: int
     evictable_pages: int
+    saved_pages: int
     leases: int
     acquired: int
     asked_tokens: int

@@ -68,6 +68,19 @@ def test_stats_count_what_was_asked_and_found() -> None:
     assert stats.evicted_pages == 0
 
 
+def test_saved_pages_are_those_that_leases_share() -> None:
+    cache = PrefixCache(16, 4)
+    first = running(cache, range(10), length=16)
+    assert cache.stats().saved_pages == 0
+    others = [acquire(cache, [*range(8), 50 + i]) for i in range(2)]
+    assert cache.stats().saved_pages == 2 * 2
+    cache.release(first)
+    assert cache.stats().saved_pages == 2
+    for lease in others:
+        cache.release(lease)
+    assert cache.stats().saved_pages == 0
+
+
 def test_a_matched_prefix_survives_evicting_everything() -> None:
     cache = PrefixCache(8, 4)
     keep(cache, range(8))

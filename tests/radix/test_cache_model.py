@@ -229,6 +229,23 @@ class CacheModel(RuleBasedStateMachine):
             assert counts == self.cache.num_pages
 
     @invariant()
+    def a_view_is_true_and_bounded(self) -> None:
+        if hasattr(self, "cache"):
+            whole, some = self.cache.view(1000), self.cache.view(3)
+            assert sum(node.tokens for node in whole.nodes) == self.cache.cached_tokens
+            assert sum(node.pages for node in whole.nodes) == self.cache.cached_pages
+            assert (whole.left_out, whole.total_nodes) == (0, len(whole.nodes))
+            assert len(some.nodes) == min(3, whole.total_nodes)
+            assert set(some.nodes) <= set(whole.nodes)
+            assert {node.parent for node in some.nodes} <= {None, *(node.id for node in some.nodes)}
+
+    @invariant()
+    def saved_pages_are_those_named_more_than_once(self) -> None:
+        if hasattr(self, "cache") and not self.unmade and not self.flying:
+            named = [page for seq in self.live for page in seq.lease.pages]
+            assert self.cache.stats().saved_pages <= len(named) - len(set(named))
+
+    @invariant()
     def every_sequence_reads_its_own_prefix(self) -> None:
         if hasattr(self, "cache"):
             for seq in self.live:

@@ -79,7 +79,7 @@ def _pins_hold_nothing() -> Iterator[None]:
 
     def unlock(self: PrefixTree, node: Node) -> None:
         node.locks -= 1
-        node.last_used = self._clock
+        node.last_used = self.clock
         if node.locks == 0:
             self._settle(node)
 
