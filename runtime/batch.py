@@ -31,12 +31,15 @@ class LogitSpan:
 @dataclass(frozen=True, slots=True)
 class Batch:
     """A step's inputs and whose logits come out of it, in the order of the logits. How many tokens attention
-    reads for a layer: by the plan, and if every row read its own."""
+    reads for a layer: by the plan, and if every row read its own. The plan's segments, and the queries of all
+    of them."""
 
     inputs: ModelInputs
     spans: tuple[LogitSpan, ...]
     reads: ReadTokens
     unshared_tokens: int
+    segments: int
+    segment_queries: int
 
 
 class BatchBuilder:
@@ -61,7 +64,8 @@ class BatchBuilder:
         )
         inputs, spans = _inputs(rows, tables, self._page_size, self._ops, self._ops.prepare(attention))
         reads = read_tokens(attention, self._ops.plan_options.queries_a_tile)
-        return Batch(inputs, spans, reads, sum(row.stop for row in rows))
+        unshared = sum(row.stop for row in rows)
+        return Batch(inputs, spans, reads, unshared, attention.num_segments, attention.num_partials)
 
     def _block_tables(self, rows: Sequence[Row]) -> list[Ints]:
         known, self._tables = self._tables, {}

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from os import PathLike, fspath
+from time import perf_counter
 from typing import TYPE_CHECKING, Self, TypeAlias, overload
 
 import torch
@@ -45,6 +46,7 @@ from .metrics import EngineInfo, EngineStats, Meter, TimedCache
 from .model import Model
 from .outcomes import step_outcomes
 from .output import OutputStream
+from .profiling import Profiler
 from .progress import EngineProgress
 from .prompts import Prompt, PromptInput, as_prompts
 from .readings import Known, Readings, read_logits
@@ -112,6 +114,7 @@ class Engine:
             ops=self._ops,
         )
         self._meter = Meter()
+        self.profiler = Profiler()
         values = SlotLogprobs(num_pages, self.config.page_size)
         self.cache = TimedCache(
             num_pages,
@@ -134,6 +137,7 @@ class Engine:
         self._unready: dict[str, list[Tokens]] = {}  # requests whose grammar is being compiled
         self._streams: dict[SequenceKey, OutputStream] = {}
         self._keys: dict[str, list[SequenceKey]] = {}
+        self._arrivals: dict[SequenceKey, float] = {}  # of those that no step has begun with
         self._choose = partial(sample, forbid=self._ops.logit_mask, scratch=Scratch())
         self._seeds = random.Random(self.config.seed)
         self._batches = 0
@@ -145,6 +149,11 @@ class Engine:
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
         return not self._scheduler.is_idle or bool(self._unready) or self._guides.has_checks
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens a sequence can have, prompt and output: what context and pool allow."""
+        return self._scheduler.max_length
 
     def stats(self) -> EngineStats:
         return self._meter.stats(self.cache, self._scheduler.stats())
@@ -200,6 +209,7 @@ class Engine:
         compiled = None if spec is None else self._guides.await_grammar(request.id, spec)
         self._streams |= {seq.key: stream for seq, stream in zip(sequences, streams, strict=True)}
         self._keys[request.id] = [seq.key for seq in sequences]
+        self._arrivals |= dict.fromkeys(self._keys[request.id], perf_counter())
         if spec is not None and compiled is None:
             self._unready[request.id] = sequences
         else:
@@ -234,7 +244,7 @@ class Engine:
         """Compute one step and return its news. A step that raises ends the sequences in it with an error;
         KeyboardInterrupt and the like do so too, and go on to the caller."""
         checked = self._take_grammars()
-        with self._meter.step:
+        with self._meter.step, self.profiler.step():
             return checked + self._step()
 
     def _step(self) -> list[Event]:
@@ -243,6 +253,7 @@ class Engine:
         if plan is None:
             return self._last_events(self._scheduler.take_ended())
         before = self._meter.step.since_start()
+        self._note_waits(plan)
         try:
             used, fill = self._occupancy(plan)
             outcomes = self._compute(plan)
@@ -374,9 +385,11 @@ class Engine:
             a_token = self._page_bytes // self.config.page_size
             reads = (batch.reads.once, batch.reads.by_tile, batch.unshared_tokens)
             self._meter.count_reads(*(tokens * a_token for tokens in reads))
+            self._meter.count_segments(batch.segments, batch.segment_queries)
         streams = [self._streams[row.key] for row in plan.rows if row.samples]
         guides = [(stream.guide, stream.count) for stream in streams if stream.guide is not None]
-        with self._guides.filling(guides), self._meter.forward:
+        self._meter.filled_masks += len(guides)
+        with self._guides.filling(guides), self._meter.forward, self.profiler.region("forward"):
             self._pool.copy(plan.copies)
             logits = self._model.forward(batch.inputs, self._pool.keys, self._pool.values)
         return step_outcomes(plan, batch, logits, self._scheduler.get, self._streams, self._read)
@@ -403,6 +416,7 @@ class Engine:
         for seq in ended:
             assert seq.finish_reason is not None, "a sequence that ended has a reason"
             stream = self._streams.pop(seq.key)
+            self._arrivals.pop(seq.key, None)
             event = stream.last_event(seq.finish_reason, seq.error)
             self._meter.forced_tokens += event.forced_tokens
             text = stream.unchecked
@@ -419,6 +433,13 @@ class Engine:
         keys.remove(SequenceKey(last.request_id, last.index))
         if not keys:
             del self._keys[last.request_id]
+
+    def _note_waits(self, plan: Plan) -> None:
+        now = perf_counter()
+        for row in plan.rows:
+            arrived = self._arrivals.pop(row.key, None)
+            if arrived is not None:
+                self._streams[row.key].waited = now - arrived
 
     def _occupancy(self, plan: Plan) -> tuple[int, float]:
         """Pages that are not free while the step runs, and the share of their slots that hold a token when it

@@ -37,8 +37,11 @@ class EngineStats:
     included. kv_read_bytes are the keys and values that attention read, those of a segment counted once;
     kv_tile_bytes counts them once for each tile of queries, and kv_unshared_bytes is what the rows would have
     read one by one. forced_tokens are those that grammars left no choice about, of sequences that ended.
-    mask_s is the time in which masks of grammars were filled, beside the forward pass: mask_wait_s of it was
-    waited for when that was over.
+    mask_s is the time in which masks of grammars were filled, filled_masks of them, beside the forward pass:
+    mask_wait_s of it was waited for when that was over. attention_segments are the runs of keys that
+    attention read, segment_queries the queries of all of them: on average so many read the same keys at once.
+    Of this moment are the sequences that are waiting and running, and the pages that are free, evictable
+    (cached and used by nobody) and saved: how many more were used if sequences shared none.
     """
 
     prompt_tokens: int
@@ -67,6 +70,14 @@ class EngineStats:
     forced_tokens: int
     mask_s: float
     mask_wait_s: float
+    filled_masks: int
+    attention_segments: int
+    segment_queries: int
+    waiting: int
+    running: int
+    free_pages: int
+    evictable_pages: int
+    saved_pages: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +134,8 @@ class Meter:
         self.steps = 0
         self.peak_pages = 0
         self.kv_read_bytes = self.kv_tile_bytes = self.kv_unshared_bytes = 0
-        self.forced_tokens = 0
+        self.forced_tokens = self.filled_masks = 0
+        self.attention_segments = self.segment_queries = 0
         self._fill_sum = 0.0
 
     def count_step(self, plan: Plan, generated: int, seconds: float, used_pages: int, fill: float) -> None:
@@ -145,6 +157,11 @@ class Meter:
         self.kv_tile_bytes += by_tile
         self.kv_unshared_bytes += unshared
 
+    def count_segments(self, segments: int, queries: int) -> None:
+        """Of the attention of one step, see EngineStats."""
+        self.attention_segments += segments
+        self.segment_queries += queries
+
     def count_batch(self, prompt_tokens: int, optimal_hits: float) -> None:
         """A batch of prompts known as a whole: what a cache that never forgets would have found."""
         self.optimum_tokens += prompt_tokens
@@ -153,6 +170,7 @@ class Meter:
     def stats(self, cache: PrefixCache, scheduled: SchedulerStats) -> EngineStats:
         hit_rate = _share(scheduled.cached_tokens, scheduled.prompt_tokens)
         optimal = _share(self.optimum_hits, self.optimum_tokens)
+        pages = cache.stats()
         return EngineStats(
             prompt_tokens=scheduled.prompt_tokens,
             cached_tokens=scheduled.cached_tokens,
@@ -166,7 +184,7 @@ class Meter:
             decode_tok_s=_share(self.decode_tokens, self.decode_seconds),
             steps=self.steps,
             preemptions=scheduled.preemptions,
-            evicted_pages=cache.stats().evicted_pages,
+            evicted_pages=pages.evicted_pages,
             peak_pages=self.peak_pages,
             num_pages=cache.num_pages,
             page_size=cache.page_size,
@@ -180,6 +198,14 @@ class Meter:
             forced_tokens=self.forced_tokens,
             mask_s=self.masks.seconds,
             mask_wait_s=self.mask_wait.seconds,
+            filled_masks=self.filled_masks,
+            attention_segments=self.attention_segments,
+            segment_queries=self.segment_queries,
+            waiting=scheduled.waiting,
+            running=scheduled.running,
+            free_pages=pages.free_pages,
+            evictable_pages=pages.evictable_pages,
+            saved_pages=pages.saved_pages,
         )
 
 

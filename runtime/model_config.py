@@ -29,7 +29,7 @@ class Family:
 
     permuted: its GGUF files hold the rows of q and k in interleaved pairs. window: the config key that
     switches sliding windows on (empty: `sliding_window` alone does). defaults: values that transformers
-    assumes for keys a config.json leaves out.
+    assumes for keys a config.json leaves out. architecture: the name of transformers' class.
     """
 
     qkv_bias: Bias = "never"
@@ -40,6 +40,7 @@ class Family:
     window: str = "use_sliding_window"
     rope_theta: float = 10000.0
     defaults: Mapping[str, object] = field(default_factory=dict)
+    architecture: str = "LlamaForCausalLM"
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -60,6 +61,7 @@ FAMILIES: Mapping[str, Family] = {
             "bos_token_id": 1,
             "eos_token_id": 2,
         },
+        architecture="MistralForCausalLM",
     ),
     "smollm3": Family(
         "config",
@@ -74,9 +76,12 @@ FAMILIES: Mapping[str, Family] = {
             "bos_token_id": 128000,
             "eos_token_id": 128001,
         },
+        architecture="SmolLM3ForCausalLM",
     ),
-    "qwen2": Family("always"),
-    "qwen3": Family("config", "config", qk_norm=True, defaults={"head_dim": 128}),
+    "qwen2": Family("always", architecture="Qwen2ForCausalLM"),
+    "qwen3": Family(
+        "config", "config", qk_norm=True, defaults={"head_dim": 128}, architecture="Qwen3ForCausalLM"
+    ),
 }
 _DEFAULTS: Mapping[str, object] = {
     "max_position_embeddings": 32768,

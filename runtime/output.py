@@ -27,10 +27,11 @@ from .types import Event, FinishReason, Outcome, TokenLogprob
 class OutputStream:
     """The output side of `seq`; `seed` is what its random numbers are drawn from, `max_length` the most
     tokens a sequence may have. `guide` is set before it starts, if it has a grammar, and `is_refused` if the
-    one it asked for cannot be had."""
+    one it asked for cannot be had; `waited` when its first step begins."""
 
     guide: Guide | None = None
     is_refused = False
+    waited: float | None = None
 
     def __init__(
         self, seq: Tokens, tokenizer: Tokenizer, eos_ids: Collection[int], seed: int, max_length: int
@@ -155,9 +156,12 @@ class OutputStream:
         return self._check(delta)
 
     def _add_text(self, piece: str) -> None:
-        self._text.append((len(self._output), piece))
+        self._show(piece)
         if self.guide is not None and self.guide.is_relaxed:
             self._whole.append(piece)
+
+    def _show(self, piece: str) -> None:
+        self._text.append((len(self._output), piece))
 
     def _check(self, delta: str) -> FinishReason | None:
         if not delta:
@@ -167,6 +171,8 @@ class OutputStream:
         if update.matched is None:
             return None
         self._matched = update.matched
+        if self._params.no_stop_trim:
+            self._show(update.matched_text)
         return "stop"
 
     def event(self) -> Event:
@@ -175,7 +181,10 @@ class OutputStream:
 
     def last_event(self, reason: FinishReason, error: str | None) -> Event:
         """The terminal event; text held back for a stop string that never came is released."""
-        if not isinstance(self._matched, str):
+        if isinstance(self._matched, int) and self._params.no_stop_trim:
+            self._add_text(self._stops.finish())
+            self._show(self._detokenizer.push((self._matched,)) + self._detokenizer.finish())
+        elif not isinstance(self._matched, str):
             try:
                 if self._check(self._detokenizer.finish()) is None:
                     self._add_text(self._stops.finish())
@@ -207,6 +216,7 @@ class OutputStream:
             error=error,
             forced_tokens=self._forced,
             refused=self.is_refused,
+            waited_s=self.waited,
         )
         del self._text[: len(told)]
         self._told = known

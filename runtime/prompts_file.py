@@ -14,7 +14,7 @@ from typing import cast
 from .errors import InvalidRequest
 from .json_lines import read_lines, require_known, require_one
 from .prompts import Message, Prompt, as_messages, as_token_ids
-from .sampling_params import SamplingParams
+from .sampling_params import SamplingParams, is_sampling_option
 from .text import quote, require_text
 
 _CONTENT = ("prompt", "prompt_ids", "messages")
@@ -54,16 +54,8 @@ def read_prompts(path: Path, defaults: SamplingParams) -> list[PromptLine]:
 def _refuse_misplaced(fields: Mapping[str, object]) -> None:
     """Options of sampling that stand beside the prompt, where chat servers want them."""
     for key in sorted(fields.keys() - {*_CONTENT, *_OPTIONS}):
-        if _is_sampling_option(key):
+        if is_sampling_option(key):
             raise InvalidRequest(f'{key!r} belongs in sampling, as in {{"sampling": {{"{key}": ...}}}}')
-
-
-def _is_sampling_option(key: str) -> bool:
-    try:
-        SamplingParams.from_mapping({key: None})  # unset: only the name can be wrong
-    except InvalidRequest:
-        return False
-    return True
 
 
 def _content(fields: Mapping[str, object]) -> str | tuple[int, ...] | tuple[Message, ...]:

@@ -45,7 +45,8 @@ class SamplingParams:
     Length: max_tokens 0 computes the prompt and generates nothing; below min_tokens whatever would end the
     text by its id (end of sequence, stop_token_ids) is forbidden.
     n is 1 to 1024 choices of one prompt. stop and stop_regex are at most 32 texts each; the constructor also
-    takes one text or a list. A stop_regex must not match the empty text, which is everywhere.
+    takes one text or a list. A stop_regex must not match the empty text, which is everywhere. no_stop_trim
+    keeps what ended the text in it: the stop text, or the text that a stop token has.
 
     Choice: temperature below 1e-6 is greedy. top_k -1 or 0, top_p 1 and min_p 0 are off. Penalties of
     frequency and presence count the output only, repetition_penalty looks at prompt and output.
@@ -85,6 +86,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs_start: int | None = None
     skip_special_tokens: bool = True
+    no_stop_trim: bool = False
     regex: str | None = None
     json_schema: object = None
     choice: object = None
@@ -167,6 +169,7 @@ class SamplingParams:
         validate_stops(self.stop, self.stop_regex)
         _check_switch("ignore_eos", self.ignore_eos)
         _check_switch("skip_special_tokens", self.skip_special_tokens)
+        _check_switch("no_stop_trim", self.no_stop_trim)
 
     def _check_choosing(self) -> None:
         for name, least, most in (
@@ -198,11 +201,14 @@ class SamplingParams:
 _NAMES = tuple(each.name for each in fields(SamplingParams) if each.init)
 
 
+def is_sampling_option(name: object) -> bool:
+    """Whether `SamplingParams.from_mapping` knows an option of that name."""
+    return isinstance(name, str) and (name in _NAMES or name in _SPELLINGS or name == "top_logprobs")
+
+
 def _known_name(key: object) -> str:
-    if isinstance(key, str):
-        name = _SPELLINGS.get(key, key)
-        if name in _NAMES or name == "top_logprobs":
-            return name
+    if isinstance(key, str) and is_sampling_option(key):
+        return _SPELLINGS.get(key, key)
     near = difflib.get_close_matches(str(key), [*_NAMES, *_SPELLINGS, "top_logprobs"], n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(_NAMES)}"
     raise InvalidRequest(f"unknown sampling option {quote(key)}; {hint}")

@@ -45,10 +45,12 @@ _SEARCH_ANCHOR = regex.compile(r"(?<!\\)(?:\\\\)*\\[KG]")
 
 @dataclass(frozen=True, slots=True)
 class StopUpdate:
-    """Text that is safe to show, and the stop string or pattern that ended the answer, as it was given."""
+    """Text that is safe to show, the stop string or pattern that ended the answer, as it was given, and the
+    text that matched it."""
 
     text: str
     matched: str | None = None
+    matched_text: str = ""
 
 
 class StopChecker:
@@ -84,10 +86,11 @@ class StopChecker:
             self._held = text[safe:]
             return StopUpdate(text[:safe])
         hit = min(hits, key=lambda hit: (hit.end, -hit.length))
-        start = len(self._held) + hit.end - hit.length
+        end = len(self._held) + hit.end
+        start = end - hit.length
         assert start >= 0, "text of a match is never shown before it is complete"
         self._held, self._ended = "", True
-        return StopUpdate(text[:start], hit.stop)
+        return StopUpdate(text[:start], hit.stop, text[start:end])
 
     def finish(self) -> str:
         """Give what is held back: the answer ended for another reason. Empty after a match."""

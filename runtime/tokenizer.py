@@ -26,9 +26,9 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Literal, Unpack
 
-from .chat import check_messages
+from .chat_template import ChatOptions, ChatTemplate
 from .errors import InvalidModel, InvalidRequest
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json"
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _MANIFEST = "manifest.json"
 _CACHE_FORMAT = "1"
+_SHORT = 2000
+"""Characters up to which other threads may wait for a text to be tokenized; longer ones let them run."""
 
 
 class Tokenizer:
@@ -86,6 +88,8 @@ class Tokenizer:
         for some models nothing). With `special` False, control tokens spelled out in the text stay text."""
         core = self._core if special else self._literal_core
         try:
+            if len(text) > _SHORT:
+                return list(core.encode_batch_fast([text], add_special_tokens=bos)[0].ids)
             return list(core.encode(text, add_special_tokens=bos).ids)
         except (TypeError, UnicodeEncodeError):
             raise InvalidRequest(f"text must be a string of valid Unicode, got {_shorten(text)}") from None
@@ -115,24 +119,37 @@ class Tokenizer:
         """Whether the piece is one byte of a byte-fallback tokenizer, written <0xNN>."""
         return self.decoding == "byte-fallback" and _BYTE_PIECE.fullmatch(piece) is not None
 
-    def render_chat(self, messages: object, add_generation_prompt: bool = True) -> str:
+    @property
+    def special_names(self) -> dict[str, str]:
+        """The control tokens that have a part in the configuration: bos_token, eos_token and so on."""
+        named = self._fast.special_tokens_map.items()
+        return {name: token for name, token in named if isinstance(token, str)}
+
+    def chat_template(self, *, tools: bool = False) -> str | None:
+        """The source of the model's template, of that for tools if it has several; None if it has none."""
+        return self._chat.source(tools=tools)
+
+    def render_chat(
+        self, messages: object, add_generation_prompt: bool = True, **options: Unpack[ChatOptions]
+    ) -> str:
         """The prompt text of a conversation by the model's own template. Raises InvalidRequest for malformed
         messages, for a model without a template, and for what the template itself refuses."""
-        checked = check_messages(messages)
-        if not self._fast.chat_template:
-            raise InvalidRequest("this model has no chat template: send a text prompt instead of messages")
-        try:
-            text = self._fast.apply_chat_template(
-                cast("Any", checked), tokenize=False, add_generation_prompt=add_generation_prompt
-            )
-        except Exception as error:  # a template is the model's code: it can fail in any way
-            raise InvalidRequest(f"the chat template failed: {_reason(error)}") from error
-        assert isinstance(text, str), "one conversation renders to one text"
-        return text
+        return self._chat.render(messages, add_generation_prompt, **options).text
 
-    def apply_chat_template(self, messages: object, add_generation_prompt: bool = True) -> list[int]:
-        """Token ids of `render_chat`. Nothing is added: the template writes its own first token."""
-        return self.encode(self.render_chat(messages, add_generation_prompt), bos=False)
+    def apply_chat_template(
+        self, messages: object, add_generation_prompt: bool = True, **options: Unpack[ChatOptions]
+    ) -> list[int]:
+        """Token ids of `render_chat`. Nothing is added: the template writes its own first token. Control
+        tokens that a message spells out stay text."""
+        return self._chat.encode(self._chat.render(messages, add_generation_prompt, **options))
+
+    @cached_property
+    def _chat(self) -> ChatTemplate:
+        return ChatTemplate(
+            self._fast,
+            lambda text: self.encode(text, bos=False),
+            lambda text: self.encode(text, bos=False, special=False),
+        )
 
     @cached_property
     def _literal_core(self) -> tokenizers.Tokenizer:

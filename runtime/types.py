@@ -16,7 +16,7 @@ Interval picture of a row (one row computes tokens[start:stop] of one sequence):
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from .sampling_params import SamplingParams
@@ -158,6 +158,7 @@ class Event:
     finish reason. Counts are totals so far; `cached_tokens` counts prompt tokens found in the cache when
     the sequence was first admitted (a replay after preemption does not raise it), `computed_tokens` every
     token that a row of it computed, `forced_tokens` the generated ones that a grammar left no choice about.
+    `waited_s`: from its arrival to the first step it took part in, if any; it makes no two events differ.
     Of a scored continuation, `prompt_logprobs` are those of its tokens. With `refused`, the one event of a
     request whose grammar turned out to be of no use, for the reason in `error`.
     """
@@ -177,6 +178,7 @@ class Event:
     computed_tokens: int = 0
     forced_tokens: int = 0
     refused: bool = False
+    waited_s: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

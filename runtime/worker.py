@@ -16,14 +16,26 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic
 from typing import Any, Generic, TypeVar
 
 from .engine import Engine
 from .errors import EngineStopped, InvalidRequest
+from .metrics import EngineStats
 from .types import Event, FinishReason, Request
 
 T = TypeVar("T")
 Deliver = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """Whether the engine lives, whether it has work, and for how many seconds it has had some without the end
+    of a step: 0 while it has none."""
+
+    alive: bool
+    busy: bool
+    quiet_for: float
 
 
 class EngineThread:
@@ -36,12 +48,24 @@ class EngineThread:
         self._listeners: dict[str, tuple[Deliver, set[int]]] = {}
         self._stopping = False
         self._cause: BaseException | None = None
+        self._busy_since: float | None = None  # the end of the last step, while there is work
+        self._stats = engine.stats()
         self._thread = threading.Thread(target=self._run, name="radixlm-engine", daemon=True)
         self._thread.start()
 
     @property
     def is_alive(self) -> bool:
         return self._thread.is_alive()
+
+    def snapshot(self) -> EngineStats:
+        """The figures as they were after the last step or call, without waiting for one."""
+        return self._stats
+
+    def pulse(self) -> Pulse:
+        """Without waiting for the engine."""
+        since = self._busy_since
+        quiet_for = 0.0 if since is None else monotonic() - since
+        return Pulse(self.is_alive and self._cause is None, since is not None, quiet_for)
 
     def submit(self, request: Request, deliver: Deliver) -> Future[None]:
         """Queue a request. The future holds InvalidRequest or EngineStopped if it is refused; from then on
@@ -104,7 +128,10 @@ class EngineThread:
     def _run(self) -> None:
         try:
             while self._next():
-                self._deliver(self._engine.step())
+                events = self._engine.step()
+                self._stats = self._engine.stats()
+                self._busy_since = monotonic()
+                self._deliver(events)
         except BaseException as error:  # whatever it is, those who wait must hear of it
             self._cause = error
         self._end()
@@ -114,12 +141,16 @@ class EngineThread:
         while True:
             with self._wake:
                 while not (self._commands or self._stopping or self._engine.has_work):
+                    self._busy_since = None
                     self._wake.wait()
+                    self._busy_since = monotonic()
                 if self._stopping:
                     return False
                 commands, self._commands = self._commands, deque()
             for command in commands:
                 command.run()
+            if commands:
+                self._stats = self._engine.stats()
             if self._engine.has_work:
                 return True
 

@@ -34,6 +34,8 @@ Normalise: TypeAlias = Callable[[object], Normalised]
 Json: TypeAlias = Mapping[str, Any]  # Any: parsed JSON, each value is checked where it is used
 
 _TEXT = "TEXT"
+_ANY = "/(?s:.*)/"
+_OTHER = "not_beginning"
 _FORMATS = "any_text, const_string, json_schema, or, sequence, tag, tags_with_separator and triggered_tags"
 _FLAGS = ("at_least_one", "stop_after_first")
 
@@ -52,7 +54,7 @@ def tags_grammar(
         start = writer.format(tags["format"], "/format", follows=None)
     else:
         start = _structures(writer, tags)
-    lines = [f"start: {start.text}", *writer.rules, f"{_TEXT}: /(?s:.*)/", ""]
+    lines = [f"start: {start.text}", *writer.rules, f"{_TEXT}: {_ANY}", ""]
     return "\n".join(lines), tuple(writer.unenforced)
 
 
@@ -110,17 +112,18 @@ class _Writer:
             _only(form, where, "type", "value")
             return _Part(self.literal(_text(form, "value", where)))
         if kind == "json_schema":
-            _only(form, where, "type", "json_schema")
-            return _Part(self.schema(form.get("json_schema", True), f"{where}/json_schema"))
+            _only(form, where, "type", "json_schema", "relaxed")
+            relaxed = _flag(form, "relaxed", where)
+            return _Part(self.schema(form.get("json_schema", True), f"{where}/json_schema", relaxed))
         if kind == "any_text":
-            _only(form, where, "type")
-            return self.free(where, follows)
+            _only(form, where, "type", _OTHER)
+            return self.other(form, where, follows) if _OTHER in form else self.free(where, follows)
         if kind == "sequence":
             _only(form, where, "type", "elements")
             return self.sequence(_list(form, "elements", where), f"{where}/elements", follows)
         if kind == "or":
             _only(form, where, "type", "elements")
-            return self.either(_list(form, "elements", where), f"{where}/elements")
+            return self.either(_list(form, "elements", where), f"{where}/elements", follows)
         if kind == "tag":
             return _Part(self.tag(_tag(form, where)))
         if kind in ("triggered_tags", "tags_with_separator"):
@@ -146,19 +149,29 @@ class _Writer:
             end_is_taken = part.took_end
         return _Part(" ".join(written), end_is_taken)
 
-    def either(self, elements: Sequence[object], where: str) -> _Part:
+    def either(self, elements: Sequence[object], where: str, follows: str | None) -> _Part:
         parts = []
         for i, element in enumerate(elements):
-            kind = _object(element, f"{where}/{i}").get("type")
-            if kind in ("any_text", "triggered_tags"):
+            form = _object(element, f"{where}/{i}")
+            kind, is_other = form.get("type"), _OTHER in form
+            if kind in ("any_text", "triggered_tags") and not is_other:
                 raise _refused(where, f"/{i}: {kind} cannot be one of several choices")
-            parts.append(self.format(element, f"{where}/{i}", "").text)
+            parts.append(self.format(element, f"{where}/{i}", follows if is_other else "").text)
         return _Part(self.rule(" | ".join(parts)))
 
     def free(self, where: str, follows: str | None) -> _Part:
         if follows is None:
             return _Part(_TEXT)
         return _Part(self.up_to(follows, where), took_end=True)
+
+    def other(self, form: Json, where: str, follows: str | None) -> _Part:
+        """Free text that begins with none of some texts, blanks before them included."""
+        if follows is not None:
+            raise _refused(where, f": text behind any_text with {_OTHER} is not supported")
+        begins = "|".join(_pattern(text, where) for text in _list(form, _OTHER, where))
+        name = f"OTHER_{len(self.rules)}"
+        self.rules.append(rf"{name}: {_ANY} & ~/(?s:\s*({begins}).*)/")
+        return _Part(name)
 
     def tag(self, tag: _Tag, skipped: int = 0) -> str:
         """A tag, the first `skipped` characters of whose beginning are written already."""
@@ -228,7 +241,8 @@ class _Writer:
             raise InvalidRequest(f"structural_tag must hold no token that ends the text, got {quote(text)}")
         return " ".join(f"<[{part}]>" if isinstance(part, int) else json.dumps(part) for part in parts)
 
-    def schema(self, schema: object, where: str) -> str:
+    def schema(self, schema: object, where: str, relaxed: bool = False) -> str:
+        """`relaxed`: what is not enforced of it is of no importance."""
         if not isinstance(schema, Mapping | bool):
             raise _refused(where, f" needs a JSON Schema, got {quote(schema)}")
         try:
@@ -236,7 +250,9 @@ class _Writer:
             spaced = with_spacing(normalised.schema, compact=self.compact)
         except InvalidRequest as error:
             raise _refused(where, f": {error}") from None
-        self.unenforced += [part._replace(pointer=f"{where}{part.pointer}") for part in normalised.unenforced]
+        if not relaxed:
+            parts = normalised.unenforced
+            self.unenforced += [part._replace(pointer=f"{where}{part.pointer}") for part in parts]
         return self.rule(f"%json {json.dumps(spaced)}")
 
     def rule(self, body: str) -> str:
@@ -252,6 +268,13 @@ def _tag(form: object, where: str) -> _Tag:
     _only(form, where, "type", "begin", "content", "end")
     begin, end = (_text(form, name, where) for name in ("begin", "end"))
     return _Tag(begin, form.get("content"), end, where, f"{where}/content")
+
+
+def _pattern(text: object, where: str) -> str:
+    """A text as a regular expression that needs no other escapes."""
+    if not isinstance(text, str) or not text:
+        raise _refused(where, f"/{_OTHER} must hold texts, got {quote(text)}")
+    return "".join(one if one.isalnum() else f"\\x{{{ord(one):x}}}" for one in text)
 
 
 def _beginning(element: object) -> str:

@@ -304,6 +304,49 @@ def test_what_schemas_lose_is_reported_where_it_stands(
         backend.tags(text, True, normalise=lossy)
 
 
+def test_a_schema_that_may_be_relaxed_loses_what_masks_do_not_reach(
+    backend: LlguidanceBackend, vocabulary: GrammarVocabulary
+) -> None:
+    def lossy(schema: object) -> AsIs:
+        return AsIs(CITY, (Unenforced("uniqueItems", "", "no room"),))
+
+    schema = {**json_schema(NUMBERS), "relaxed": True}
+    _, unenforced = tags_grammar(tagged(format=schema), vocabulary, lossy, True)
+    assert unenforced == ()
+    grammar = backend.tags(tagged(format=schema), True, normalise=lossy)
+    assert takes(grammar, vocabulary, '{"city":"Oslo"}')
+
+
+def test_a_text_is_a_form_or_does_not_begin_like_one(
+    backend: LlguidanceBackend, vocabulary: GrammarVocabulary
+) -> None:
+    call = tag('{"name": "f", "in": ', json_schema(NUMBERS), "}")
+    other = {"type": "any_text", "not_beginning": ['{"name": "', "é/\n"]}
+    grammar = compiled(backend, format={"type": "or", "elements": [call, other]})
+    for text in ("", "hello", '{"na', '{"names": 1}', '{"name": "f", "in": [1]}', 'so {"name": "x', "é/ "):
+        assert takes(grammar, vocabulary, text), text
+    for text in (
+        '{"name": "',
+        '{"name": "g"',
+        ' \n{"name": "f", "in": [1]}',
+        '{"name": "f", "in": []} ',
+        "é/\n",
+    ):
+        assert not takes(grammar, vocabulary, text), text
+    begun = grammar.start()
+    assert begun.accept(spelled(vocabulary, '{"name": "')) == len(spelled(vocabulary, '{"name": "'))
+    assert allowed(begun, vocabulary) == {ord("f")}
+
+
+def test_text_that_begins_with_none_of_some_ends_the_answer(backend: LlguidanceBackend) -> None:
+    other = {"type": "any_text", "not_beginning": ["x"]}
+    with pytest.raises(InvalidRequest, match="text behind any_text with not_beginning is not supported"):
+        compiled(backend, format={"type": "sequence", "elements": [other, const("a")]})
+    for wrong in ([], [""], [5], "x"):
+        with pytest.raises(InvalidRequest, match="not_beginning must"):
+            compiled(backend, format={**other, "not_beginning": wrong})
+
+
 def test_a_refused_schema_is_named(backend: LlguidanceBackend) -> None:
     def refuse(schema: object) -> AsIs:
         raise InvalidRequest("it is none")

@@ -32,7 +32,8 @@ STATS = EngineStats(
     wall_s=2.5, prefill_tok_s=400.0, decode_tok_s=120.0, steps=9, preemptions=0, evicted_pages=0,
     peak_pages=80, num_pages=100, page_size=16, page_fill=0.97, radix_s=0.01, schedule_s=0.02, forward_s=2.0,
     kv_read_bytes=1000, kv_tile_bytes=2000, kv_unshared_bytes=9000,
-    forced_tokens=0, mask_s=0.0, mask_wait_s=0.0,
+    forced_tokens=0, mask_s=0.0, mask_wait_s=0.0, filled_masks=0, attention_segments=9, segment_queries=40,
+    waiting=0, running=0, free_pages=20, evictable_pages=80, saved_pages=0,
 )  # fmt: skip
 INFO = EngineInfo(
     model="smollm2-135m", family="llama", parameters=134_515_008, weight_bytes=538_000_000, dtype="float32",

@@ -19,7 +19,9 @@ STATS_FIELDS = {
     "generated_tokens", "wall_s", "prefill_tok_s", "decode_tok_s", "steps", "preemptions", "evicted_pages",
     "peak_pages", "num_pages", "page_size", "page_fill", "radix_s", "schedule_s", "forward_s",
     "kv_read_bytes", "kv_tile_bytes", "kv_unshared_bytes",
-    "computed_tokens", "forced_tokens", "mask_s", "mask_wait_s",
+    "computed_tokens", "forced_tokens", "mask_s", "mask_wait_s", "filled_masks",
+    "attention_segments", "segment_queries",
+    "waiting", "running", "free_pages", "evictable_pages", "saved_pages",
 }  # fmt: skip
 
 

@@ -220,3 +220,39 @@ def test_keys_that_rows_share_are_read_once_and_counted(open_engine: OpenEngine)
     assert unshared == 8 * (204 + 205) * a_token
     assert read == (2 * 192 + 8 * (12 + 13)) * a_token
     assert read <= tiles < unshared
+
+
+def test_segments_their_queries_and_the_pages_that_sharing_saves_are_counted(open_engine: OpenEngine) -> None:
+    engine = open_engine(num_pages=4096, page_size=16)
+    stem = numbers(200)
+    engine.generate([stem], greedy(1))
+    before = engine.stats()
+    for i in range(8):
+        engine.add(Request(f"{i}", (*stem, 50 + i, 60, 70), greedy(3)))
+    engine.step()
+    during = engine.stats()
+    segments = during.attention_segments - before.attention_segments
+    queries = during.segment_queries - before.segment_queries
+    # What all share is one segment, and each row has one of its own: every query, 3 a row, is in two of them.
+    assert (segments, queries) == (1 + 8, 2 * 8 * 3)
+    assert (during.running, during.waiting) == (8, 0)
+    assert during.saved_pages == 7 * (200 // 16)
+    while engine.has_work:
+        engine.step()
+    after = engine.stats()
+    assert (after.running, after.saved_pages) == (0, 0)
+    assert after.free_pages + after.evictable_pages == after.num_pages
+
+
+def test_how_long_a_sequence_waited_is_told_once_its_first_step_has_begun(open_engine: OpenEngine) -> None:
+    engine = open_engine(max_running=1)
+    for name in ("first", "second", "never"):
+        engine.add(Request(name, tuple(numbers(8)), greedy(4)))
+    events = engine.step()
+    engine.abort("never")
+    while engine.has_work:
+        events += engine.step()
+    waits = {event.request_id: event.waited_s for event in events}
+    assert waits.pop("never") is None
+    assert 0 < (waits["first"] or 0) < (waits["second"] or 0)
+    assert len({event.waited_s for event in events if event.request_id == "first"}) == 1

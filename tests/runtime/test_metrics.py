@@ -38,6 +38,25 @@ def test_a_step_of_single_tokens_is_decoding() -> None:
     assert (stats.prefill_tok_s, stats.decode_tok_s) == (0.0, 8.0)
 
 
+def test_segments_and_their_queries_are_totals() -> None:
+    meter = Meter()
+    meter.count_segments(3, 40)
+    meter.count_segments(2, 2)
+    stats = stats_of(meter)
+    assert (stats.attention_segments, stats.segment_queries) == (5, 42)
+
+
+def test_pages_and_sequences_are_those_of_the_moment() -> None:
+    cache = PrefixCache(8, 4)
+    for _ in range(2):
+        lease = cache.acquire(range(8), (), 12)
+        assert lease is not None
+        cache.publish(lease, range(8), 8)
+    stats = Meter().stats(cache, SchedulerStats(5, 2, 0, 0, 0, 0, 0, 0))
+    assert (stats.waiting, stats.running) == (5, 2)
+    assert (stats.free_pages, stats.evictable_pages, stats.saved_pages) == (4, 0, 2)
+
+
 def test_fill_is_averaged_and_the_peak_is_the_most() -> None:
     meter = Meter()
     for used, fill in ((2, 0.5), (7, 1.0), (3, 0.75)):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from radixlm.runtime.errors import InvalidConfig, InvalidModel
+from radixlm.runtime.model_config import FAMILIES as OURS
 from radixlm.runtime.model_config import ModelConfig
 from testkit.tiny_model import FAMILIES
 
@@ -32,7 +33,9 @@ def test_the_parameters_called_for_are_those_transformers_makes(family: str) -> 
     config_class, model_class, arguments = FAMILIES[family]
     reference = config_class(**arguments)
     shapes = {name: tuple(p.shape) for name, p in model_class(reference).named_parameters()}
-    assert ModelConfig.from_hf(reference.to_dict()).parameter_shapes() == shapes
+    config = ModelConfig.from_hf(reference.to_dict())
+    assert config.parameter_shapes() == shapes
+    assert OURS[config.family].architecture == model_class.__name__
 
 
 def test_older_and_newer_spellings_of_rope_mean_the_same() -> None:

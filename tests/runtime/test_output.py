@@ -104,6 +104,29 @@ def test_the_most_tokens_end_a_text_and_a_stop_in_the_last_one_goes_first() -> N
     assert run(stream_of(max_tokens=2, stop=("b",)), ids("abc"))[1].finish_reason == "stop"
 
 
+@pytest.mark.parametrize(
+    ("options", "tokens", "shown"),
+    [
+        ({"stop": ("end",)}, ids("an ending"), "an end"),
+        ({"stop_regex": ("e.d",)}, ids("an eXd!"), "an eXd"),
+        ({"stop": ("x",), "stop_regex": ("é+",)}, ids("aéx"), "aé"),
+        ({"stop_token_ids": (ids("!")[0],)}, ids("a!x"), "a!"),
+        ({"stop": ("stop",), "stop_token_ids": (ids("!")[0],)}, ids("a sto!x"), "a sto!"),
+        ({"stop_token_ids": (ids("!")[0],)}, [*ids("é")[:1], *ids("!")], "\ufffd!"),
+        ({}, [*ids("a"), EOS_ID], "a"),
+        ({"skip_special_tokens": False}, [*ids("a"), EOS_ID], "a<eos>"),
+        ({"stop": ("x",)}, ids("a sto"), "a sto"),
+    ],
+)
+def test_what_ends_the_text_is_part_of_it_where_it_is_not_trimmed(
+    options: dict[str, Any], tokens: list[int], shown: str
+) -> None:
+    events, last = run(stream_of(no_stop_trim=True, **options), tokens)
+    assert text_of(events, last) == shown
+    trimmed = run(stream_of(**options), tokens)[1]
+    assert (last.matched_stop, last.completion_tokens) == (trimmed.matched_stop, trimmed.completion_tokens)
+
+
 def test_log_probabilities_are_told_once() -> None:
     stream = stream_of(logprobs=0, prompt_logprobs_start=0)
     stream.add_prompt_logprobs([TokenLogprob(6, -1.0)])

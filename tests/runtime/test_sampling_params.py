@@ -78,6 +78,7 @@ def test_defaults_are_valid_and_hashable() -> None:
         ("logit_bias", 3, "map token ids to numbers"),
         ("ignore_eos", 1, "true or false"),
         ("skip_special_tokens", None, "true or false"),
+        ("no_stop_trim", "yes", "true or false"),
         ("seed", 2**64, "from -9223372036854775808 to 18446744073709551615"),
         ("seed", -(2**63) - 1, "from -9223372036854775808"),
         ("seed", True, "integer"),

@@ -51,6 +51,19 @@ def test_text_that_is_no_unicode_is_refused(text: str) -> None:
         TOKENIZER.encode(text)
 
 
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("units", [333, 334, 5000])
+def test_a_long_text_is_tokenized_as_a_short_one(units: int, special: bool) -> None:
+    unit = TOKENIZER.encode("a<eos>", bos=False, special=special)
+    assert TOKENIZER.encode("a<eos>" * units, special=special) == [BOS_ID, *unit * units]
+
+
+@pytest.mark.parametrize("text", ["a" * 3000 + "\ud800", ["a"] * 3000])
+def test_a_long_text_that_is_no_unicode_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="text must be a string of valid Unicode, got"):
+        TOKENIZER.encode(text)
+
+
 @pytest.mark.parametrize("ids", [[-1], [1 << 40], ["a"]])
 def test_ids_that_are_no_ids_are_refused(ids: list[int]) -> None:
     with pytest.raises(InvalidRequest, match=re.escape(f"token ids must be integers >= 0, got {ids!r}")):

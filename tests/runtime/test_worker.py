@@ -141,6 +141,19 @@ def test_a_call_runs_on_the_engines_thread_and_its_error_is_the_callers(
     assert thread.call(lambda: 1).result(PATIENCE) == 1
 
 
+def test_a_snapshot_tells_what_calls_changed_too(open_engine: OpenEngine, start_thread: StartThread) -> None:
+    engine, events = open_engine(), Queue[Event]()
+    thread = start_thread(engine)
+    thread.submit(request("r"), events.put).result(PATIENCE)
+    until_end(events)
+    used = thread.snapshot()
+    assert used.evictable_pages > 0
+    assert used.free_pages + used.evictable_pages == used.num_pages
+    thread.call(engine.flush).result(PATIENCE)
+    thread.call(lambda: None).result(PATIENCE)  # the figures are taken before the next call is made
+    assert thread.snapshot().free_pages == used.num_pages
+
+
 def test_a_call_that_was_cancelled_is_not_made(open_engine: OpenEngine, start_thread: StartThread) -> None:
     thread = start_thread(open_engine())
     made: list[str] = []
