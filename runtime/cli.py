@@ -1,4 +1,4 @@
-"""The command line: `radixlm generate | score | info | demo | grammar`.
+"""The command line: `radixlm generate | score | serve | info | demo | grammar`.
 
 Owns the exit status. Every failure that is the caller's is one line on standard error.
 
@@ -21,9 +21,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import __version__
-from .commands import demo, generate, grammar, info, score
+from .commands import demo, generate, grammar, info, score, serve
 from .commands.engine_view import EngineView, OpenEngine
 from .commands.options import ENGINE_FLAGS, fields_as_flags
+from .commands.serve import SERVER_FLAGS
 from .commands.standard_output import write_note, write_output
 from .config import EngineConfig
 from .environment import prepare_environment
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from .grammar.compiler import GrammarCompiler
     from .grammar.vocabulary import GrammarVocabulary
+    from .server.settings import ServerSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,12 @@ _COMMANDS = {
         "score continuations of the contexts of a file",
         score.add_arguments,
         score.run,
+    ),
+    "serve": _Command(
+        "[options]",
+        "answer requests over HTTP",
+        serve.add_arguments,
+        lambda arguments, _: serve.run(arguments, _serve),
     ),
     "info": _Command("[options]", "show model, memory, pool and threads", info.add_arguments, info.run),
     "demo": _Command("[options]", "answer a built-in set of questions", demo.add_arguments, demo.run),
@@ -97,7 +105,7 @@ def build_parser() -> argparse.ArgumentParser:
                 prog=f"radixlm {name}",
                 usage=f"radixlm {name} {command.usage}",
                 help=command.purpose,
-                description=f"{command.purpose.capitalize()}.",
+                description=f"{command.purpose[0].upper()}{command.purpose[1:]}.",
                 formatter_class=layout,
                 allow_abbrev=False,
             )
@@ -152,6 +160,28 @@ def _open_engine(config: EngineConfig) -> EngineView:
 
     with fields_as_flags(ENGINE_FLAGS):
         return Engine(config=config)
+
+
+def _serve(config: EngineConfig, settings: ServerSettings) -> None:
+    from .server.engine_face import LocalEngine
+    from .server.lifecycle import listen, serve
+    from .server.logs import set_up_logs
+
+    set_up_logs(settings.log_level)
+    with listen(settings) as listening:
+        write_note(f"radixlm: loading {config.model}")
+        from .engine import Engine  # loads torch
+
+        with fields_as_flags(ENGINE_FLAGS):
+            engine = LocalEngine(Engine(config=config))
+        with closing(engine):
+            engine.prepare()
+            with fields_as_flags(SERVER_FLAGS):
+                serve(engine, settings, listening, announce=_announce)
+
+
+def _announce(address: str) -> None:
+    write_note(f"radixlm: serving at {address}")
 
 
 def _run_grammar(arguments: argparse.Namespace) -> int:

@@ -20,7 +20,7 @@ from ..errors import InvalidConfig, InvalidRequest
 from ..sampling_params import SamplingParams
 
 
-def _byte_count(text: str) -> int:
+def byte_count(text: str) -> int:
     try:
         return parse_bytes(text)
     except ValueError as error:
@@ -29,11 +29,13 @@ def _byte_count(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One flag. `keywords`, where given, go to argparse instead of those that follow from the type."""
+    """One flag. `keywords`, where given, go to argparse instead of those that follow from the type; `name` is
+    the flag's own where it is not the field's."""
 
     help: str
     keywords: Mapping[str, Any] = field(default_factory=dict)  # whatever add_argument takes
     show_default: Callable[[Any], str] = str  # of the field's own type
+    name: str | None = None
 
 
 ENGINE_FLAGS: Mapping[str, Flag] = {
@@ -45,7 +47,7 @@ ENGINE_FLAGS: Mapping[str, Flag] = {
     "attention": Flag("kernels to compute with; auto: triton on a GPU, else cpu"),
     "page_size": Flag("token slots in a page: 1, 4, 8, 16, 32 or 64"),
     "kv_memory": Flag(
-        "memory for keys and values, such as 512MiB", {"type": _byte_count, "metavar": "SIZE"}, format_bytes
+        "memory for keys and values, such as 512MiB", {"type": byte_count, "metavar": "SIZE"}, format_bytes
     ),
     "num_pages": Flag("pages in the pool; wins over --kv-memory"),
     "prefix_cache": Flag("reuse what prompts have in common"),
@@ -76,25 +78,25 @@ SAMPLING_FLAGS: Mapping[str, Flag] = {
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    _add_flags(parser.add_argument_group("engine"), EngineConfig, ENGINE_FLAGS)
+    add_fields(parser.add_argument_group("engine"), EngineConfig, ENGINE_FLAGS)
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling", "the sampling of a line wins over these")
-    _add_flags(group, SamplingParams, SAMPLING_FLAGS)
+    add_fields(group, SamplingParams, SAMPLING_FLAGS)
 
 
 def engine_config(arguments: argparse.Namespace) -> EngineConfig:
     """The given engine flags as a config. Raises InvalidConfig."""
     with fields_as_flags(ENGINE_FLAGS):
-        return EngineConfig(**_given(arguments, ENGINE_FLAGS))
+        return EngineConfig(**given(arguments, ENGINE_FLAGS))
 
 
 def sampling_params(arguments: argparse.Namespace) -> SamplingParams:
     """The given sampling flags, and --seed, as the sampling of a run. Raises InvalidRequest."""
     names = (*SAMPLING_FLAGS, "seed")
     with fields_as_flags(names):
-        return SamplingParams.from_mapping(_given(arguments, names))
+        return SamplingParams.from_mapping(given(arguments, names))
 
 
 @contextmanager
@@ -111,17 +113,19 @@ def fields_as_flags(names: Collection[str]) -> Iterator[None]:
 
 
 # What add_argument read has the type of the field, which argparse cannot say: hence Any.
-def _given(arguments: argparse.Namespace, names: Collection[str]) -> dict[str, Any]:
+def given(arguments: argparse.Namespace, names: Collection[str]) -> dict[str, Any]:
     return {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
 
 
-def _add_flags(group: argparse._ArgumentGroup, owner: type, flags: Mapping[str, Flag]) -> None:
+def add_fields(group: argparse._ArgumentGroup, owner: type, flags: Mapping[str, Flag]) -> None:
     hints = get_type_hints(owner)
     defaults = {item.name: item.default for item in fields(owner)}
     for name, flag in flags.items():
         keywords = flag.keywords or _keywords_of(hints[name])
         text = flag.help + _default_text(defaults[name], flag)
-        group.add_argument(_flag(name), dest=name, default=argparse.SUPPRESS, help=text, **keywords)
+        group.add_argument(
+            flag.name or _flag(name), dest=name, default=argparse.SUPPRESS, help=text, **keywords
+        )
 
 
 def _flag(field_name: str) -> str:

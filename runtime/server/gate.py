@@ -1,0 +1,96 @@
+"""Gate: what every request passes: an id, the key, a line of log. Plain ASGI.
+
+The line says who asked for what and how it ended, in JSON; it never holds text of prompts or answers. Who
+sent a key is known behind the gate as a tenant, never by the key.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import re
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .context import new_id
+from .failures import Unauthorized
+from .replies import CLIENT_GONE, error_reply
+from .service import tenant_of
+
+_OPEN = frozenset({"/", "/health", "/health_generate", "/ready", "/metrics"})
+"""What needs no key: the page itself, and what monitoring asks for."""
+_OPEN_FOLDER = "/page/"
+_QUIET = _OPEN | {"/radix", "/status"}
+"""What is asked for all the time, and logged at the level debug only."""
+_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+log = logging.getLogger("radixlm.server")
+
+
+class Gate:
+    """`replied` is told the status of each answer but those to monitoring."""
+
+    def __init__(
+        self, app: ASGIApp, api_keys: Sequence[str], replied: Callable[[int], None] = lambda _: None
+    ) -> None:
+        self._app = app
+        self._replied = replied
+        self._keys = [(key.encode(), tenant_of(key)) for key in api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        given = headers.get(b"x-request-id", "")
+        request_id = given if _ID.fullmatch(given) else new_id("req")
+        begun, status = perf_counter(), CLIENT_GONE
+
+        async def passed_on(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        try:
+            await self._admitted(scope, headers)(scope, receive, passed_on)
+        finally:
+            level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
+            if level == logging.INFO:
+                self._replied(status)
+            seconds = round(perf_counter() - begun, 4)
+            fields = {
+                "request_id": request_id,
+                "method": scope["method"],
+                "path": scope["path"],
+                "status": status,
+                "seconds": seconds,
+                **scope.get("radixlm.figures", {}),
+            }
+            log.log(level, "request", extra={"fields": fields})
+
+    def _admitted(self, scope: Scope, headers: dict[bytes, str]) -> ASGIApp:
+        """The app, or the reply to who has no key."""
+        tenant = self._tenant(headers)
+        if tenant is None:
+            path = scope["path"]
+            if path not in _OPEN and not path.startswith(_OPEN_FOLDER) and scope["method"] != "OPTIONS":
+                return error_reply(Unauthorized("a key is needed: Authorization: Bearer KEY"))
+        scope["radixlm.tenant"] = tenant or ""
+        return self._app
+
+    def _tenant(self, headers: dict[bytes, str]) -> str | None:
+        """Whose key came, "" if none is needed, None if there should be one. Compares with every key, in a
+        time that tells nothing of them."""
+        if not self._keys:
+            return ""
+        scheme, _, given = headers.get(b"authorization", "").partition(" ")
+        key = given.strip() if scheme.lower() == "bearer" else headers.get(b"x-api-key", "")
+        found = None
+        for known, tenant in self._keys:
+            if hmac.compare_digest(known, key.encode("latin-1")):
+                found = tenant
+        return found

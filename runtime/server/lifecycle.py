@@ -1,0 +1,105 @@
+"""Running the app until a signal: uvicorn, with a shutdown in which every client gets an answer.
+
+On SIGTERM or SIGINT nothing more is accepted, running requests have the time of `shutdown_timeout`, then they
+are aborted, which ends them with an answer too. A second SIGINT ends the process at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import uvicorn
+
+from ..errors import InvalidConfig
+from .app import build_app
+from .context import ServerContext
+from .engine_face import EngineFace
+from .settings import ServerSettings
+
+_BACKLOG = 2048
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_MARGIN_SECONDS = 10.0
+"""What answers to aborted requests may take to be sent, before connections are closed."""
+
+
+def listen(settings: ServerSettings) -> socket.socket:
+    """The socket to serve on. Raises InvalidConfig where its address cannot be had."""
+    host, port = settings.host, settings.port
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with ExitStack() as until_it_works:
+            found = until_it_works.enter_context(socket.socket(family, kind, protocol))
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            found.bind(address)
+            found.listen(_BACKLOG)
+            until_it_works.pop_all()
+            return found
+    except OSError as error:
+        raise InvalidConfig(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+
+
+def address_of(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def serve(
+    engine: EngineFace,
+    settings: ServerSettings,
+    listening: socket.socket,
+    *,
+    announce: Callable[[str], None],
+) -> None:
+    """Serve until a signal. `announce` gets the address once requests are answered."""
+    server = EndpointServer(engine, settings, announce=lambda: announce(address_of(listening)))
+    before = {each: signal.signal(each, lambda *_: None) for each in _SIGNALS}
+    try:
+        server.run([listening])  # which ends by raising the signal again, for the handlers it has found
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+class EndpointServer(uvicorn.Server):
+    """A uvicorn server of the app; `announce` is called once requests are answered."""
+
+    def __init__(
+        self, engine: EngineFace, settings: ServerSettings, *, announce: Callable[[], None] = lambda: None
+    ) -> None:
+        self._settings = settings
+        self.context: ServerContext | None = None
+        app = build_app(engine, settings, started=self._started)
+        self._announce = announce
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                lifespan="on",
+                timeout_graceful_shutdown=int(settings.shutdown_timeout + _MARGIN_SECONDS),
+                ws="none",
+                server_header=False,
+            )
+        )
+
+    def _started(self, context: ServerContext) -> None:
+        self.context = context
+
+    # Any: uvicorn's own signature says no more.
+    async def startup(self, sockets: list[Any] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._announce()
+
+    async def shutdown(self, sockets: list[Any] | None = None) -> None:
+        draining = None
+        if self.context is not None:
+            draining = asyncio.ensure_future(self.context.service.drain(self._settings.shutdown_timeout))
+        await super().shutdown(sockets)
+        if draining is not None:
+            await draining

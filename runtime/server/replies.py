@@ -1,0 +1,118 @@
+"""How answers leave: JSON in one piece or server-sent events, with an end as soon as the client goes.
+
+`until_gone` runs the work of a request beside a wait for the disconnect; EventStream does so while it sends.
+A client that does not read is given up after a time. What must hold: the body's generator is closed whatever
+happens, so that what it started is aborted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Mapping
+from typing import TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from .failures import body_of, headers_of, status_of
+
+T = TypeVar("T")
+
+DONE = b"data: [DONE]\n\n"
+CLIENT_GONE = 499
+"""The status in logs of a request whose client left; nobody receives it."""
+
+
+def json_reply(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(dumped(body), status, dict(headers or {}), media_type="application/json")
+
+
+def error_reply(error: BaseException) -> Response:
+    return json_reply(body_of(error), status_of(error), headers_of(error))
+
+
+def dumped(body: object) -> bytes:
+    return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def event_of(body: object) -> bytes:
+    """One server-sent event."""
+    return b"data: " + dumped(body) + b"\n\n"
+
+
+async def until_gone(request: Request, work: Awaitable[T]) -> T | None:
+    """The result of the work, None if the client left first: then the work is cancelled and has ended. The
+    body has to be read before."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request.receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        gone.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait((task,))
+    return None if task.cancelled() else task.result()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """Sends what `events` yields, bytes of server-sent events. An error before the first of them gives an
+    ordinary error reply, a later one is an event of its own, behind which [DONE] follows."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None], idle_timeout: float) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+        self._idle_timeout = idle_timeout or None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.ensure_future(self._send_all(scope, receive, send))
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            if not sending.done():
+                sending.cancel()
+                await asyncio.wait((sending,))
+            await self._events.aclose()
+        if not sending.cancelled():
+            sending.result()
+
+    async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            first = await anext(self._events, DONE)
+        except Exception as error:
+            await error_reply(error)(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await self._send(send, first)
+        try:
+            async for part in self._events:
+                await self._send(send, part)
+        except _Unread:
+            return  # closing without a last chunk tells the client that this is not all
+        except Exception as error:
+            await self._send(send, event_of(body_of(error)) + DONE)
+        await self._send(send, b"", more=False)
+
+    async def _send(self, send: Send, part: bytes, *, more: bool = True) -> None:
+        message: Message = {"type": "http.response.body", "body": part, "more_body": more}
+        try:
+            async with asyncio.timeout(self._idle_timeout):
+                await send(message)
+        except TimeoutError:
+            raise _Unread from None
+
+
+class _Unread(Exception):
+    """The client does not read what it is sent."""

@@ -1,0 +1,114 @@
+"""Keys, request ids, the log line, and limits of bodies, through a small app of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+
+from radixlm.runtime.errors import RadixError
+from radixlm.runtime.server.body import read_object
+from radixlm.runtime.server.context import tenant
+from radixlm.runtime.server.gate import Gate
+from radixlm.runtime.server.replies import error_reply, json_reply
+
+
+@pytest.fixture
+def client() -> httpx.AsyncClient:
+    app = FastAPI()
+
+    @app.post("/echo")
+    async def echo(request: Request) -> Response:
+        return json_reply({"tenant": tenant(request), "body": await read_object(request, 64)})
+
+    @app.get("/health")
+    async def health() -> Response:
+        return json_reply({})
+
+    async def failed(_: Request, error: Exception) -> Response:
+        return error_reply(error)
+
+    app.add_exception_handler(RadixError, failed)
+    transport = httpx.ASGITransport(Gate(app, ("first-key", "other-key")))
+    return httpx.AsyncClient(transport=transport, base_url="http://test")
+
+
+def post(client: httpx.AsyncClient, content: bytes = b"{}", **headers: str) -> httpx.Response:
+    sent = {name.replace("_", "-"): value for name, value in headers.items()}
+    return asyncio.run(client.post("/echo", content=content, headers=sent))
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"authorization": "Bearer wrong"}, {"authorization": "Basic first-key"}]
+)
+def test_without_a_key_of_the_server_nothing_is_answered(
+    client: httpx.AsyncClient, given: dict[str, str]
+) -> None:
+    reply = post(client, **given)
+    assert reply.status_code == 401
+    assert reply.headers["www-authenticate"] == "Bearer"
+    assert reply.json()["error"]["type"] == "authentication_error"
+
+
+def test_a_key_that_no_header_can_hold_well_is_only_wrong(client: httpx.AsyncClient) -> None:
+    headers = {b"authorization": "Bearer first-key\xe9".encode("latin-1")}
+    assert asyncio.run(client.post("/echo", content=b"{}", headers=headers)).status_code == 401
+
+
+def test_each_key_is_a_tenant_and_is_not_shown(client: httpx.AsyncClient) -> None:
+    first = post(client, authorization="Bearer first-key").json()["tenant"]
+    second = post(client, authorization="bearer other-key").json()["tenant"]
+    third = post(client, x_api_key="other-key").json()["tenant"]
+    assert first != second
+    assert second == third
+    assert "key" not in first + second
+
+
+def test_health_needs_no_key(client: httpx.AsyncClient) -> None:
+    assert asyncio.run(client.get("/health")).status_code == 200
+
+
+def test_a_request_keeps_a_good_id_and_gets_one_for_a_bad_one(client: httpx.AsyncClient) -> None:
+    assert post(client, x_request_id="mine-1").headers["x-request-id"] == "mine-1"
+    assert post(client, x_request_id="two words").headers["x-request-id"].startswith("req-")
+    assert post(client).headers["x-request-id"] != post(client).headers["x-request-id"]
+
+
+def test_the_log_line_says_how_it_ended_and_holds_no_text(
+    client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "radixlm.server"):
+        post(client, b'{"prompt": "secret"}', authorization="Bearer other-key", x_request_id="r1")
+    [record] = [record for record in caplog.records if record.name == "radixlm.server"]
+    fields = record.fields  # type: ignore[attr-defined]
+    assert (fields["request_id"], fields["path"], fields["status"]) == ("r1", "/echo", 200)
+    assert "secret" not in str(fields)
+    assert "key" not in str(fields)
+
+
+def test_a_body_over_the_limit_is_refused_whether_or_not_it_says_its_length(
+    client: httpx.AsyncClient,
+) -> None:
+    async def chunks() -> object:
+        for _ in range(10):
+            yield b'{"a": 1}' * 4
+
+    async def send() -> list[httpx.Response]:
+        headers = {"authorization": "Bearer other-key"}
+        whole = await client.post("/echo", content=b" " * 65, headers=headers)
+        parts = await client.post("/echo", content=chunks(), headers=headers)  # type: ignore[arg-type]
+        return [whole, parts]
+
+    replies = asyncio.run(send())
+    assert [reply.status_code for reply in replies] == [413, 413]
+    assert "may have 64 bytes, got 65" in replies[0].json()["error"]["message"]
+
+
+def test_a_body_that_is_no_object_is_refused(client: httpx.AsyncClient) -> None:
+    reply = post(client, b"[1]", authorization="Bearer other-key")
+    assert reply.status_code == 400
+    assert "must be a JSON object, got [1]" in reply.json()["error"]["message"]
