@@ -32,6 +32,29 @@ def check_messages(messages: object) -> list[dict[str, object]]:
     return [_check_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
 
 
+def arguments_as_text(messages: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
+    """Copies of checked messages in which arguments of calls are JSON text."""
+    return [
+        {**message, "tool_calls": [_in_text(call) for call in _calls(message)]}
+        if "tool_calls" in message
+        else dict(message)
+        for message in messages
+    ]
+
+
+def _calls(message: Mapping[str, object]) -> list[dict[str, dict[str, object]]]:
+    calls = message["tool_calls"]
+    assert isinstance(calls, list), "messages are checked"
+    return calls
+
+
+def _in_text(call: dict[str, dict[str, object]]) -> dict[str, object]:
+    function = call["function"]
+    arguments = function["arguments"]
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": text}}
+
+
 def _check_message(where: str, message: object) -> dict[str, object]:
     if not isinstance(message, Mapping):
         raise InvalidRequest(f"{where} must be an object with role and content, got {quote(message)}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from .errors import InvalidRequest
 
@@ -44,10 +45,10 @@ class Marks:
         for text in texts:
             used.update(_PRIVATE.findall(text))
             used.update(chr(int(code, 16)) for code in _PRIVATE_ESCAPED.findall(text))
-        free = [character for character in map(chr, _CODES) if character not in used]
+        free = list(islice((character for character in map(chr, _CODES) if character not in used), 3))
         if len(free) < 3:
             raise InvalidRequest("the messages hold too many different private-use characters")
-        return cls(*free[:3])
+        return cls(*free)
 
     def put(self, value: object, spellings: re.Pattern[str]) -> object:
         """A copy of a JSON value with marks around every spelling, in keys as well."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from .chat import check_messages
+from .chat import arguments_as_text, check_messages
 from .chat_marks import Marked, Marks, any_of, texts_in
 from .errors import InvalidRequest
 from .text import quote, require_text
@@ -25,16 +25,20 @@ if TYPE_CHECKING:
 
 _TAG = re.compile(r"<\S+>|\[\S+\]")
 _OF_CALLERS = {"documents", "kwargs"}
+_SHORT = 2000
+"""Characters up to which other threads may wait for a text to be tokenized; longer ones let them run."""
 Encode = Callable[[str], list[int]]
 
 
 class ChatOptions(TypedDict, total=False):
     """`tools` and `template_kwargs` are the template's. With `continue_final_message` the prompt ends where
-    the content of the last message does, and no header of an answer follows."""
+    the content of the last message does, and no header of an answer follows. `check_length` is told how many
+    characters the prompt has, before they are encoded, and may refuse it."""
 
     tools: Sequence[object] | None
     template_kwargs: Mapping[str, object] | None
     continue_final_message: bool
+    check_length: Callable[[int], None]
 
 
 class ChatTemplate:
@@ -75,27 +79,54 @@ class ChatTemplate:
             _mark_end(conversation, marks)
         if any(self._typed_by_others.search(text) for text in texts):
             conversation, tools, more = self._marked(conversation, tools, more, marks)
-        text = self._rendered(conversation, add_generation_prompt and not ends_early, tools, more)
+        text = self._rendered_somehow(conversation, add_generation_prompt and not ends_early, tools, more)
         found = marks.take(text, self._typed_by_others)
-        return _up_to_cut(found) if ends_early else found
+        if ends_early:
+            found = _up_to_cut(found)
+        if "check_length" in options:
+            options["check_length"](len(found.text))
+        return found
 
     def encode(self, prompt: Marked) -> list[int]:
         """The ids of a rendered prompt. Raises InvalidRequest for what is no Unicode."""
         if not prompt.typed:
             return self._encode(prompt.text)
         text = require_text("messages", prompt.text)
-        encoding = self._core.encode_batch([text], add_special_tokens=False)[0]
+        if len(text) > _SHORT:
+            encoding = self._core.encode_batch([text], add_special_tokens=False)[0]
+        else:
+            encoding = self._core.encode(text, add_special_tokens=False)
         ids: list[int] = []
+        literals: dict[str, list[int]] = {}
         places = iter(prompt.typed)
         place = next(places, None)
         for token_id, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):
             while place is not None and place[1] <= begin:
                 place = next(places, None)
             if place is not None and token_id in self._control_ids and end > place[0]:
-                ids += self._literal(text[begin:end])
+                spelling = text[begin:end]
+                if spelling not in literals:
+                    literals[spelling] = self._literal(spelling)
+                ids += literals[spelling]
             else:
                 ids.append(token_id)
         return ids
+
+    def _rendered_somehow(
+        self,
+        conversation: Sequence[Mapping[str, object]],
+        add_generation_prompt: bool,
+        tools: object,
+        more: Mapping[str, object],
+    ) -> str:
+        """Most templates want arguments of calls as objects, and some as the text that the model wrote."""
+        try:
+            return self._rendered(conversation, add_generation_prompt, tools, more)
+        except InvalidRequest:
+            in_text = arguments_as_text(conversation)
+            if in_text == conversation:
+                raise
+        return self._rendered(in_text, add_generation_prompt, tools, more)
 
     def _rendered(
         self, messages: object, add_generation_prompt: bool, tools: object, more: Mapping[str, object]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from .text import quote
 MAX_CHOICES = 1024
 MAX_STOPS = 32
 MAX_LOGPROBS = 1000
+MAX_BIASES = 4096
 
 _GREEDY_BELOW = 1e-6
 _SPELLINGS = {
@@ -50,8 +51,8 @@ class SamplingParams:
 
     Choice: temperature below 1e-6 is greedy. top_k -1 or 0, top_p 1 and min_p 0 are off. Penalties of
     frequency and presence count the output only, repetition_penalty looks at prompt and output.
-    logit_bias is kept as pairs (token id, bias) by rising id; the constructor also takes a mapping, whose
-    keys may be decimal strings as JSON writes them.
+    logit_bias is kept as at most 4096 pairs (token id, bias) by rising id; the constructor also takes a
+    mapping, whose keys may be decimal strings as JSON writes them.
 
     seed is any integer of 64 bits, signed or not; a negative one is the same seed as its two's complement.
     None draws one for the request.
@@ -293,6 +294,8 @@ def _bias_pairs(value: object) -> tuple[tuple[int, float], ...]:
 def _bias_items(value: object) -> list[tuple[object, object]]:
     if value is None:
         return []
+    if isinstance(value, Sized) and len(value) > MAX_BIASES:
+        raise InvalidRequest(f"logit_bias may name at most {MAX_BIASES} token ids, got {len(value)}")
     items = list(value.items()) if isinstance(value, Mapping) else value
     if isinstance(items, list | tuple) and all(_is_pair(item) for item in items):
         return [(item[0], item[1]) for item in items]

@@ -83,6 +83,14 @@ class Tokenizer:
         """One more than the largest token id. A model's table may be longer; the ids past it have no text."""
         return max(self._core.get_vocab(with_added_tokens=True).values()) + 1
 
+    @cached_property
+    def longest_token(self) -> int | None:
+        """The most bytes that one token can stand for, so that a text has at least so many tokens as it has
+        stretches of that length; None where a tokenizer may leave out parts of a text."""
+        if self.decoding != "byte-level":
+            return None
+        return max(len(self.token_bytes(token_id)) for token_id in range(self.vocab_size))
+
     def encode(self, text: str, *, bos: bool = True, special: bool = True) -> list[int]:
         """Token ids of `text`. `bos` adds what the model's tokenizer adds to plain text (often a first token,
         for some models nothing). With `special` False, control tokens spelled out in the text stay text."""

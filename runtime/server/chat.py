@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncGenerator, MutableMapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -29,11 +30,9 @@ from .openai_reply import Tally, chunk_usage, tally_of
 from .reasoning import habit_of
 from .replies import CLIENT_GONE, DONE, EventStream, event_of, json_reply, until_gone
 from .service import Job
+from .token_texts import beside, check_characters
 
 router = APIRouter(tags=["chat"])
-
-_LONG_TEXT = 20_000
-"""Characters from which on a prompt takes so long to write that the event loop should not wait for it."""
 
 # Any: what the log line of a request is told, see gate.py.
 Scope = MutableMapping[str, Any]
@@ -102,17 +101,15 @@ async def _events(
 
 
 async def _prepare(context: ServerContext, call: ChatCall) -> _Prepared:
-    if count_characters(call) > _LONG_TEXT:
-        ids, plan = await asyncio.to_thread(_planned, context, call)
-    else:
-        ids, plan = _planned(context, call)
+    ids, plan = await beside(count_characters(call), partial(_planned, context, call))
     return _Prepared(ids, plan, await _compiled(context, plan))
 
 
 def _planned(context: ServerContext, call: ChatCall) -> tuple[tuple[int, ...], AnswerPlan]:
-    tokenizer, settings = context.service.engine.tokenizer, context.settings
+    engine, settings = context.service.engine, context.settings
+    tokenizer = engine.tokenizer
     form = form_of(call, tokenizer, settings)
-    ids = prompt_ids(call, form, tokenizer)
+    ids = prompt_ids(call, form, tokenizer, partial(check_characters, engine))
     start = habit_of(settings.reasoning_parser, tokenizer).start(tokenizer, ids, continued_text(call))
     return ids, plan_of(call, form, start, tokenizer)
 

@@ -7,9 +7,9 @@ and calls and results of earlier turns are written as plain text, so that any mo
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from ..chat import check_messages
+from ..chat import arguments_as_text, check_messages
 from ..chat_marks import texts_in
 from ..tokenizer import Tokenizer
 from .chat_body import ChatCall
@@ -19,12 +19,13 @@ from .tool_formats.protocol import Json, ToolFormat
 Messages = list[dict[str, object]]
 
 
-def prompt_ids(call: ChatCall, form: ToolFormat | None, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """`form` is that of calls in the answer. Raises InvalidRequest."""
+def prompt_ids(
+    call: ChatCall, form: ToolFormat | None, tokenizer: Tokenizer, check_length: Callable[[int], None]
+) -> tuple[int, ...]:
+    """`form` is that of calls in the answer, for `check_length` see ChatOptions. Raises InvalidRequest."""
     messages = check_messages(call.messages)
     tools = call.tool_list if call.offers_tools else ()
-    template = tokenizer.chat_template(tools=bool(tools))
-    if template is not None and not takes_tools(template):
+    if not takes_tools(tokenizer):
         messages, tools = in_words(messages, tools, form or GENERAL), ()
     ids = tokenizer.apply_chat_template(
         messages,
@@ -32,6 +33,7 @@ def prompt_ids(call: ChatCall, form: ToolFormat | None, tokenizer: Tokenizer) ->
         tools=list(tools) or None,
         template_kwargs=call.template_kwargs,
         continue_final_message=call.continue_final,
+        check_length=check_length,
     )
     return tuple(ids)
 
@@ -52,7 +54,7 @@ def count_characters(call: ChatCall) -> int:
 def in_words(messages: Messages, tools: Sequence[Json], form: ToolFormat) -> Messages:
     """The conversation without fields that a template without tools does not know."""
     found: Messages = []
-    for message in messages:
+    for message in arguments_as_text(messages):
         if message["role"] == "tool":
             _add_result(found, str(message["content"]))
         elif "tool_calls" in message:
@@ -78,13 +80,9 @@ def _with_calls(message: Mapping[str, object], form: ToolFormat) -> dict[str, ob
     calls = message["tool_calls"]
     assert isinstance(calls, list), "messages are checked"
     functions = [call["function"] for call in calls]
-    text = form.write([(each["name"], _as_text(each["arguments"])) for each in functions])
+    text = form.write([(each["name"], each["arguments"]) for each in functions])
     parts = [part for part in (str(message["content"]), text) if part]
     return {"role": message["role"], "content": "\n".join(parts)}
-
-
-def _as_text(arguments: object) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def _with_description(messages: Messages, description: str) -> Messages:

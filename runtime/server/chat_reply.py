@@ -44,7 +44,8 @@ class AnswerReader:
         reasoning = "".join(split.reasoning for split in splits)
         content = "".join(split.content for split in splits)
         deltas: list[Delta] = [{"reasoning_content": reasoning}] if reasoning else []
-        return [*deltas, *map(self._delta, self._parts(content, is_last=is_last))]
+        told = (self._delta(part) for part in self._parts(content, is_last=is_last))
+        return [*deltas, *(delta for delta in told if delta is not None)]
 
     def _parts(self, content: str, *, is_last: bool) -> list[Part]:
         if self._plan.form is None or (self._parser is None and not content):
@@ -55,18 +56,20 @@ class AnswerReader:
         parts = self._parser.push(content)
         return parts + self._parser.finish() if is_last else parts
 
-    def _delta(self, part: Part) -> Delta:
+    def _delta(self, part: Part) -> Delta | None:
+        """None for what belongs to a second call where one is all that was asked for."""
         if isinstance(part, Text):
             return {"content": part.text}
+        self._calls += isinstance(part, CallBegin)
+        if self._calls > 1 and not self._plan.parallel:
+            return None
+        index = self._calls - 1
         if isinstance(part, CallArguments):
-            function = {"arguments": part.text}
-            return {"tool_calls": [{"index": self._calls - 1, "function": function}]}
-        assert isinstance(part, CallBegin), "there is no other part"
+            return {"tool_calls": [{"index": index, "function": {"arguments": part.text}}]}
         form = self._plan.form
         assert form is not None, "there are no calls without a form of them"
-        self._calls += 1
         function = {"name": part.name, "arguments": ""}
-        call = {"index": self._calls - 1, "id": form.new_id(), "type": "function", "function": function}
+        call = {"index": index, "id": form.new_id(), "type": "function", "function": function}
         return {"tool_calls": [call]}
 
 

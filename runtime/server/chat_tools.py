@@ -27,12 +27,14 @@ from .tool_formats.protocol import CallParser, Json, Tool, ToolFormat
 @dataclass(frozen=True, slots=True)
 class AnswerPlan:
     """`weaker` is for a grammar that cannot be compiled: it holds tools that are not strict to their names
-    only; None if there is nothing to give up. `form` is that of calls, None if none are expected."""
+    only; None if there is nothing to give up. `form` is that of calls, None if none are expected; there may
+    be one, or several if `parallel`."""
 
     sampling: SamplingParams
     weaker: SamplingParams | None
     form: ToolFormat | None
     names: tuple[str, ...]
+    parallel: bool
     start: Start
 
     def call_parser(self, *, streams: bool, has_reasoned: bool) -> CallParser:
@@ -50,7 +52,7 @@ def form_of(call: ChatCall, tokenizer: Tokenizer, settings: ServerSettings) -> T
     form is not known."""
     if not call.offers_tools:
         return None
-    found = format_of(settings.tool_parser, tokenizer.chat_template(tools=True))
+    found = format_of(settings.tool_parser, tokenizer)
     if call.choice == "required" and (found is None or not found.enforceable):
         return PLAIN
     if found is None:
@@ -68,9 +70,9 @@ def plan_of(call: ChatCall, form: ToolFormat | None, start: Start, tokenizer: To
     if any(_is_control(text, tokenizer) for text in shown):
         sampling = replace(sampling, skip_special_tokens=False)
     tools = tuple(tool for tool in call.tools if call.named in (None, tool.name))
-    names = tuple(tool.name for tool in tools)
+    names, parallel = tuple(tool.name for tool in tools), call.parallel and call.named is None
     if form is None:
-        return AnswerPlan(_after_reasoning(sampling, start), None, None, (), start)
+        return AnswerPlan(_after_reasoning(sampling, start), None, None, (), False, start)
     _check_structure(call, form)
     if not form.enforceable:
         strict = next((tool.name for tool in tools if tool.strict), None)
@@ -79,13 +81,14 @@ def plan_of(call: ChatCall, form: ToolFormat | None, start: Start, tokenizer: To
                 f"{quote(strict)} is strict, but no grammar describes how this model writes calls "
                 f"({form.name}): ask for it with tool_choice 'required'"
             )
-        return AnswerPlan(sampling, None, form, names, start)
-    held, weaker = _held(call, form, tools, sampling)
+        return AnswerPlan(sampling, None, form, names, parallel, start)
+    held, weaker = _held(replace(call, parallel=parallel), form, tools, sampling)
     return AnswerPlan(
         _after_reasoning(held, start),
         None if weaker is None else _after_reasoning(weaker, start),
         form,
         names,
+        parallel,
         start,
     )
 
@@ -107,18 +110,17 @@ def _held(
 def _with_tag(
     call: ChatCall, form: ToolFormat, tools: Sequence[Tool], sampling: SamplingParams
 ) -> SamplingParams:
-    parallel = call.parallel and call.named is None
     found: Json | None
     if call.choice == "required":
-        found = form.forced(tools, parallel)
+        found = form.forced(tools, call.parallel)
     elif sampling.json_schema is not None:
         answer = {"type": "json_schema", "json_schema": json.loads(str(sampling.json_schema))}
         found = {
             "type": "or",
-            "elements": [form.forced(tools, parallel), answer | {"relaxed": sampling.relaxed}],
+            "elements": [form.forced(tools, call.parallel), answer | {"relaxed": sampling.relaxed}],
         }
     else:
-        found = form.offered(tools, parallel)
+        found = form.offered(tools, call.parallel)
     tag = {"type": "structural_tag", "format": found}
     return replace(sampling, json_schema=None, structural_tag=tag, relaxed=False)
 

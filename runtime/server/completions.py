@@ -25,7 +25,7 @@ from .openai_fields import openapi_body
 from .openai_reply import Tally, chunk_usage, tally_of
 from .replies import CLIENT_GONE, DONE, EventStream, event_of, json_reply, until_gone
 from .service import Job
-from .token_texts import encode_texts
+from .token_texts import check_characters, encode_texts
 
 router = APIRouter(tags=["completions"])
 
@@ -100,6 +100,7 @@ def _is_large(call: CompletionCall) -> bool:
 async def _encoded(call: CompletionCall, engine: EngineFace) -> list[EncodedPrompt]:
     tokenizer = engine.tokenizer
     texts = [prompt for prompt in call.prompts if isinstance(prompt, str)]
+    check_characters(engine, max(map(len, texts), default=0))
     encoded = iter(await encode_texts(tokenizer, texts, bos=call.adds_special))
     ids = [
         _not_empty(next(encoded), tokenizer) if isinstance(prompt, str) else prompt for prompt in call.prompts

@@ -95,7 +95,9 @@ class LocalEngine:
         return self._thread.call(partial(self._engine.profiler.stop, file))
 
     def prepare(self) -> None:
-        """Load now what the first grammars would load beside somebody's text, and start their processes."""
+        """Do now what would else be done beside somebody's text: load what the first grammars need, start
+        their processes, look at every token once."""
+        assert self.tokenizer.longest_token != 0, "tokens stand for something"
         first = (GrammarSpec("regex", "[ab]+"), GrammarSpec("json", '{"pattern":"^a+$"}'))
         for future in [self._engine.compile(spec) for spec in first]:
             future.exception()

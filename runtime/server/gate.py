@@ -1,7 +1,8 @@
 """Gate: what every request passes: an id, the key, a line of log. Plain ASGI.
 
-The line says who asked for what and how it ended, in JSON; it never holds text of prompts or answers. Who
-sent a key is known behind the gate as a tenant, never by the key.
+The line says who asked for what and how it ended, in JSON; it never holds text of prompts or answers, so of
+an exception that is our fault it has the place and not the message. Who sent a key is known behind the gate
+as a tenant, never by the key.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from time import perf_counter
+from traceback import format_tb
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -46,7 +48,7 @@ class Gate:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         given = headers.get(b"x-request-id", "")
         request_id = given if _ID.fullmatch(given) else new_id("req")
-        begun, status = perf_counter(), CLIENT_GONE
+        begun, status, more = perf_counter(), CLIENT_GONE, {}
 
         async def passed_on(message: Message) -> None:
             nonlocal status
@@ -57,6 +59,12 @@ class Gate:
 
         try:
             await self._admitted(scope, headers)(scope, receive, passed_on)
+        except (
+            Exception
+        ) as error:  # ours: the server lives on, and so does a connection that others may share
+            more = {"failure": type(error).__name__, "trace": format_tb(error.__traceback__)}
+            if status == CLIENT_GONE:
+                await error_reply(error)(scope, receive, passed_on)
         finally:
             level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
             if level == logging.INFO:
@@ -69,8 +77,9 @@ class Gate:
                 "status": status,
                 "seconds": seconds,
                 **scope.get("radixlm.figures", {}),
+                **more,
             }
-            log.log(level, "request", extra={"fields": fields})
+            log.log(logging.ERROR if more else level, "request", extra={"fields": fields})
 
     def _admitted(self, scope: Scope, headers: dict[bytes, str]) -> ASGIApp:
         """The app, or the reply to who has no key."""

@@ -38,7 +38,7 @@ from .native_reply import NativeAnswer
 from .openai_reply import Tally
 from .replies import CLIENT_GONE, DONE, EventStream, event_of, json_reply, until_gone
 from .service import Job
-from .token_texts import encode_texts, token_text
+from .token_texts import check_characters, encode_texts, token_text
 
 router = APIRouter(tags=["native"])
 
@@ -139,6 +139,7 @@ def _answer(context: ServerContext, call: NativeCall, prompt: NativePrompt, job:
 async def _jobs(context: ServerContext, call: NativeCall, whose: str) -> list[Job]:
     tokenizer = context.service.engine.tokenizer
     texts = [prompt.content for prompt in call.prompts if isinstance(prompt.content, str)]
+    check_characters(context.service.engine, max(map(len, texts), default=0))
     encoded = iter(await encode_texts(tokenizer, texts))
     jobs = []
     for prompt in call.prompts:

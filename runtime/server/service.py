@@ -20,7 +20,7 @@ from itertools import count, islice
 from time import monotonic
 from typing import Protocol
 
-from ..errors import EngineStopped, InvalidRequest
+from ..errors import EngineStopped, InvalidRequest, TooLarge
 from ..sampling_params import SamplingParams
 from ..types import Event, Request
 from .engine_face import EngineFace
@@ -216,6 +216,9 @@ class Service:
         if len(jobs) > settings.max_queued:
             most = settings.max_queued
             raise InvalidRequest(f"a request may have {most} prompts, as many as may wait, got {len(jobs)}")
+        longest, most = max(len(job.prompt_ids) for job in jobs), self.engine.max_length
+        if longest > most:  # known here at once; the engine would look at every token first
+            raise TooLarge(f"a prompt has {longest} tokens, but context and pool hold {most}")
         reason = None
         if self.draining:
             reason = "the server is shutting down"

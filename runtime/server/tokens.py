@@ -23,6 +23,9 @@ from .token_texts import encode_texts
 
 router = APIRouter(tags=["tokens"])
 
+_MOST_CHARACTERS = 1_000_000
+"""Characters of all texts together: tokens of ten times as many take a gigabyte while they are counted."""
+
 
 @router.post("/tokenize", openapi_extra=TOKENIZE_BODY)
 @router.post("/v1/tokenize", openapi_extra=TOKENIZE_BODY)
@@ -36,6 +39,7 @@ async def tokenize(request: Request) -> Response:
         found = [await asyncio.to_thread(_chat_ids, tokenizer, body)]
     else:
         bos = read_switch("add_special_tokens", body.get("add_special_tokens"), True)
+        _check_characters(texts)
         found = [list(ids) for ids in await encode_texts(tokenizer, texts, bos=bos)]
     reply: dict[str, object] = {
         "tokens": found if several else found[0],
@@ -100,6 +104,12 @@ def _texts(body: Mapping[str, object], most: int) -> tuple[list[str] | None, boo
         raise InvalidRequest(f"{name} must be a text or a list of them, got {quote(value)}")
     _check_count(name, value, most)
     return value, True
+
+
+def _check_characters(texts: list[str]) -> None:
+    characters = sum(map(len, texts))
+    if characters > _MOST_CHARACTERS:
+        raise InvalidRequest(f"texts may have {_MOST_CHARACTERS} characters together, got {characters}")
 
 
 def _chat_ids(tokenizer: Tokenizer, body: Mapping[str, object]) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -166,9 +167,9 @@ def talking(engine: EngineFace, settings: ServerSettings | None = None) -> Itera
 
 
 @contextmanager
-def scripted(tokenizer: Tokenizer, **settings: Any) -> Iterator[Talk]:
+def scripted(tokenizer: Tokenizer, max_length: int = 4096, **settings: Any) -> Iterator[Talk]:
     talks: list[Talk] = []
-    face = ScriptedFace(tokenizer, lambda _: talks[0].said)
+    face = ScriptedFace(tokenizer, lambda _: talks[0].said, max_length=max_length)
     with talking(face, ServerSettings(served_model_name="tiny", **settings)) as talk:
         talks.append(talk)
         yield talk
@@ -213,9 +214,12 @@ def test_control_tokens_that_are_typed_stay_text(plain: Talk) -> None:
     assert plain.asked.prompt_ids.count(EOS_ID) == 1
 
 
-def test_a_long_conversation_is_written_beside_the_event_loop(plain: Talk) -> None:
-    reason = plain.refused([{"role": "user", "content": "x" * 30_000}])
-    assert reason.startswith("the request needs room for 300")
+def test_a_long_conversation_is_answered_if_there_is_room_for_it(plain: Talk) -> None:
+    messages = [{"role": "user", "content": "x" * 30_000}]
+    reason = plain.refused(messages)
+    assert re.match("a text of 300.. characters can never fit: context and pool hold 4096 tokens", reason)
+    with scripted(build_byte_tokenizer(), max_length=40_000) as talk:
+        assert talk.ask(messages)["usage"]["prompt_tokens"] == 30_022
 
 
 def test_malformed_messages_are_a_400_with_the_reason(plain: Talk) -> None:
@@ -455,6 +459,9 @@ def test_a_form_without_grammar_is_read_when_a_call_is_complete() -> None:
         found = same_in_both_ways(talk, said='[weather(city="Oslo")]', tools=[WEATHER])
         assert found["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Oslo"}'
         assert talk.asked.sampling.structure is None
+        two = "[clock(), weather(city='Oslo')]"
+        found = same_in_both_ways(talk, said=two, tools=[WEATHER, CLOCK], parallel_tool_calls=False)
+        assert [call["function"]["name"] for call in found["message"]["tool_calls"]] == ["clock"]
         for said in ("[weather(city=Oslo)]", "[weather("):
             assert same_in_both_ways(talk, said=said, tools=[WEATHER])["message"]["content"] == said
         strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}

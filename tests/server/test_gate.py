@@ -29,11 +29,16 @@ def client() -> httpx.AsyncClient:
     async def health() -> Response:
         return json_reply({})
 
+    @app.get("/broken")
+    async def broken() -> Response:
+        raise KeyError("text of a prompt")
+
     async def failed(_: Request, error: Exception) -> Response:
         return error_reply(error)
 
     app.add_exception_handler(RadixError, failed)
-    transport = httpx.ASGITransport(Gate(app, ("first-key", "other-key")))
+    app.add_middleware(Gate, api_keys=("first-key", "other-key"))
+    transport = httpx.ASGITransport(app)
     return httpx.AsyncClient(transport=transport, base_url="http://test")
 
 
@@ -106,6 +111,21 @@ def test_a_body_over_the_limit_is_refused_whether_or_not_it_says_its_length(
     replies = asyncio.run(send())
     assert [reply.status_code for reply in replies] == [413, 413]
     assert "may have 64 bytes, got 65" in replies[0].json()["error"]["message"]
+
+
+def test_a_fault_of_ours_is_a_500_and_its_place_is_logged_without_its_text(
+    client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "radixlm.server"):
+        reply = asyncio.run(client.get("/broken", headers={"authorization": "Bearer other-key"}))
+    assert reply.status_code == 500
+    assert reply.json()["error"]["message"] == "internal error: KeyError"
+    [record] = [record for record in caplog.records if record.name == "radixlm.server"]
+    assert record.levelname == "ERROR"
+    fields = record.fields  # type: ignore[attr-defined]
+    assert fields["failure"] == "KeyError"
+    assert "in broken" in "".join(fields["trace"])
+    assert "text of a prompt" not in str(fields)
 
 
 def test_a_body_that_is_no_object_is_refused(client: httpx.AsyncClient) -> None:

@@ -28,6 +28,7 @@ from radixlm.runtime.server.tool_formats.protocol import (
     ToolFormat,
 )
 from radixlm.runtime.server.tool_formats.pythonic import Pythonic
+from testkit.byte_tokenizer import build_byte_tokenizer
 from testkit.byte_vocabulary import byte_vocabulary, takes
 
 Read = tuple[str, list[tuple[str, str]]]
@@ -73,6 +74,11 @@ def test_what_a_format_writes_it_reads(form: ToolFormat, live: bool) -> None:
     calls = [("weather", CITY), ("get_time", "{}")]
     for some in (calls[:1], calls[1:], calls):
         assert read_in_every_way(form, form.write(some), live=live) == ("", some)
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=BY_NAME)
+def test_arguments_that_a_client_sent_back_broken_are_written_as_they_are(form: ToolFormat) -> None:
+    assert '{"city": ' in form.write([("weather", '{"city": ')])
 
 
 @pytest.mark.parametrize("live", [False, True])
@@ -307,39 +313,45 @@ def test_a_tool_that_is_not_strict_is_held_as_far_as_masks_reach(allows) -> None
 # -- detection -------------------------------------------------------------------------------------------
 
 
+SHOWN = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
+
+
+def by_template(template: str | None, setting: str = "auto") -> ToolFormat | None:
+    return format_of(setting, build_byte_tokenizer(chat_template=template))
+
+
 @pytest.mark.parametrize(
     ("template", "expected"),
     [
         (None, Hermes),
         ("{{ messages }}", Hermes),
-        ("{{ tools }} <tool_call>{'name': 1, 'arguments': 2}</tool_call>", Hermes),
-        ("{{ tools }} <tool_call><function=f>", None),
-        ("{{ tools }} <tool_call>f<arg_key>", None),
-        ("{{ tools }} something of its own", None),
-        (
-            '{{ tools }} {"name": function name, "parameters": dictionary of argument name and its value}',
-            Llama3Json,
-        ),
-        ("{{ tools }} [func_name1(params_name1=params_value1)]", Pythonic),
-        ("{{ tools }} <|tool_call_start|>[f()]<|tool_call_end|>", Pythonic),
-        ("{{ tools }} [TOOL_CALLS][", Mistral),
+        ("{{ messages }}<tools></tools> [TOOL_CALLS] of {{ other_tools }}", Hermes),
+        (f"{SHOWN}<tool_call>{{'name': 1, 'arguments': 2}}</tool_call>", Hermes),
+        (f"{SHOWN}<tool_call><function=f>", None),
+        (f"{SHOWN}<tool_call>f<arg_key>", None),
+        (f"{SHOWN} something of its own", None),
+        (f'{SHOWN}{{"name": function name, "parameters": dictionary of argument name}}', Llama3Json),
+        (f"{SHOWN}[func_name1(params_name1=params_value1)]", Pythonic),
+        (f"{SHOWN}<|tool_call_start|>[f()]<|tool_call_end|>", Pythonic),
+        (f"{SHOWN}[TOOL_CALLS][", Mistral),
+        ("{{ raise_exception('no') }}{{ tools }}<tool_call>", Hermes),
     ],
 )
 def test_the_template_shows_how_calls_are_written(template: str | None, expected: type | None) -> None:
-    found = format_of("auto", template)
+    found = by_template(template)
     assert found is None if expected is None else isinstance(found, expected)
 
 
 def test_a_blank_behind_the_marker_is_taken_from_the_template() -> None:
-    for template, begin in (("[TOOL_CALLS] [", "[TOOL_CALLS] [{"), ("[TOOL_CALLS][", "[TOOL_CALLS][{")):
-        found = format_of("auto", template)
+    for marker in ("[TOOL_CALLS] [", "[TOOL_CALLS]["):
+        found = by_template(SHOWN + marker)
         assert found is not None
-        assert found.write([NO_TIME]).startswith(begin)
+        assert found.write([NO_TIME]).startswith(f"{marker}{{")
 
 
 @pytest.mark.parametrize("name", TOOL_PARSERS[1:])
 def test_a_format_that_is_set_wins_over_the_template(name: str) -> None:
-    found = format_of(name, "{{ tools }} <tool_call>")
+    found = by_template(f"{SHOWN}<tool_call>", name)
     assert found is not None
     assert found.name == name
     assert ServerSettings(tool_parser=name).tool_parser == name

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
-from ...errors import InvalidConfig
+from ...errors import InvalidConfig, InvalidRequest
 from ...text import quote
+from ...tokenizer import Tokenizer
 from .hermes import Hermes
 from .llama3_json import Llama3Json
 from .mistral import Mistral
@@ -14,7 +16,7 @@ from .pythonic import Pythonic
 
 AUTO = "auto"
 GENERAL: ToolFormat = Hermes()
-"""For models whose template says nothing of tools."""
+"""For models whose template takes no tools."""
 PLAIN: ToolFormat = Llama3Json()
 """For calls that must be made, where the model's own form cannot be enforced."""
 
@@ -33,18 +35,28 @@ def check_tool_parser(name: str) -> None:
         raise InvalidConfig(f"tool_parser must be one of {', '.join(TOOL_PARSERS)}, got {quote(name)}")
 
 
-def takes_tools(template: str) -> bool:
-    """Whether the template writes the tools of a request."""
-    return "tools" in template
+@lru_cache(maxsize=8)
+def takes_tools(tokenizer: Tokenizer) -> bool:
+    """Whether the model's template writes the tools of a request: one is shown to it."""
+    function = {"name": _NAME, "description": "", "parameters": {"type": "object", "properties": {}}}
+    tools = [{"type": "function", "function": function}]
+    try:
+        return _NAME in tokenizer.render_chat([{"role": "user", "content": "?"}], tools=tools)
+    except InvalidRequest:  # a template that takes no such conversation
+        return "tools" in (tokenizer.chat_template(tools=True) or "")
 
 
-def format_of(setting: str, template: str | None) -> ToolFormat | None:
+_NAME = "show_me_whether_tools_are_shown"
+
+
+def format_of(setting: str, tokenizer: Tokenizer) -> ToolFormat | None:
     """None if the template takes tools in a form that is not known."""
-    if setting == "mistral" or (setting == AUTO and "[TOOL_CALLS]" in (template or "")):
-        return Mistral(spaced="[TOOL_CALLS] [" in (template or ""))
+    template = (tokenizer.chat_template(tools=True) or "") if takes_tools(tokenizer) else ""
+    if setting == "mistral" or (setting == AUTO and "[TOOL_CALLS]" in template):
+        return Mistral(spaced="[TOOL_CALLS] [" in template)
     if setting != AUTO:
         return _FORMATS[setting]
-    if template is None or not takes_tools(template):
+    if not template:
         return GENERAL
     return next((sign.format for sign in _SIGNS if sign.is_in(template)), None)
 

@@ -140,5 +140,10 @@ def _key(node: ast.expr | None) -> str:
 
 
 def _written(name: str, arguments: str) -> str:
-    values = json.loads(arguments)
+    try:
+        values = json.loads(arguments)
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        return f"{name}({arguments})"
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in values.items())})"
