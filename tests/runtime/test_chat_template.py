@@ -224,6 +224,15 @@ def test_arguments_become_objects_where_they_are_objects() -> None:
         assert text == f"<eos>assistant:<call>{shown}</call>"
 
 
+def test_a_template_that_wants_arguments_as_text_gets_them_so() -> None:
+    template = "{% for m in messages %}{{ m.tool_calls[0].function.arguments + '!' }}{% endfor %}"
+    call = {"id": "1", "function": {"name": "f", "arguments": '{"a":"<eos>"}'}}
+    messages = [{"role": "assistant", "tool_calls": [call]}]
+    tokenizer = tagged_tokenizer(template)
+    assert tokenizer.render_chat(messages) == '{"a": "<eos>"}!'
+    assert controls(tokenizer, ids_of(tokenizer, messages)) == []
+
+
 def test_fields_that_are_null_and_empty_lists_of_calls_are_not_there() -> None:
     template = "{{ messages[0].keys() | list }}"
     message = {"role": "assistant", "content": None, "tool_calls": [], "name": None, "audio": 1}
