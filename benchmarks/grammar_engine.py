@@ -166,6 +166,7 @@ def hostile_input(report: Report) -> None:
         try:
             quiet = asyncio.run(_gaps(thread, prompt, ()))
             first = asyncio.run(_gaps(thread, prompt, FIRST))
+            engine.prepare_grammars()  # as a server does when it starts
             busy = asyncio.run(_gaps(thread, prompt, HOSTILE))
         finally:
             thread.close()

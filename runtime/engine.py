@@ -163,6 +163,11 @@ class Engine:
         From any thread, without blocking; the future holds InvalidRequest for what is refused."""
         return self._guides.compile(spec)
 
+    def prepare_grammars(self) -> None:
+        """Have in place what the first grammar needs (a vocabulary, processes to compile in), so that nobody
+        waits for it. Takes a second or two; without it, that first grammar does it."""
+        self._guides.prepare()
+
     def info(self) -> EngineInfo:
         shape = self.model_config
         parameters = sum(math.prod(size) for size in shape.parameter_shapes().values())

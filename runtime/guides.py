@@ -48,6 +48,10 @@ class Guides:
         """The grammar, now or later; from any thread. The future holds InvalidRequest if there is none."""
         return self._compilers.submit(spec)
 
+    def prepare(self) -> None:
+        """Have everything in place that the first grammars need. Blocks for a second or two."""
+        self._compilers.prepare()
+
     def await_grammar(self, request_id: str, spec: GrammarSpec) -> CompiledGrammar | None:
         """The grammar if it is there; else the request waits, see `take_ready`. Raises InvalidRequest."""
         future = self.compile(spec)
@@ -129,12 +133,18 @@ class _Lazily:
         self._opener: ThreadPoolExecutor | None = None
         self._opened: Future[GrammarCompiler] | None = None
 
-    def submit(self, spec: GrammarSpec) -> Future[CompiledGrammar]:
+    def prepare(self) -> None:
+        self._opening().result().prepare()
+
+    def _opening(self) -> Future[GrammarCompiler]:
         with self._lock:
             if self._opened is None:
                 self._opener = ThreadPoolExecutor(1, thread_name_prefix="radixlm-vocabulary")
                 self._opened = self._opener.submit(self._open)
-            opened = self._opened
+            return self._opened
+
+    def submit(self, spec: GrammarSpec) -> Future[CompiledGrammar]:
+        opened = self._opening()
         if opened.done() and opened.exception() is None:
             return opened.result().submit(spec)
         promise: Future[CompiledGrammar] = Future()

@@ -75,6 +75,10 @@ class GrammarCompiler:
         """Waits for it."""
         return self.submit(spec).result()
 
+    def prepare(self) -> None:
+        """Load the engines and start the processes now, which the first specs would else wait for."""
+        self._core.prepare()
+
     def stats(self) -> CompilerStats:
         return self._core.stats()
 
@@ -156,6 +160,11 @@ class _Core:
         if known is not None:
             _answer(future, known)
         return future
+
+    def prepare(self) -> None:
+        self._own_engines()
+        for worker in self._workers:
+            worker.start()
 
     def stats(self) -> CompilerStats:
         with self._lock:

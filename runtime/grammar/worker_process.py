@@ -33,7 +33,7 @@ except ImportError:  # not on Windows: processor time and memory are then bounde
     resource = None  # type: ignore[assignment]
 
 _LENGTH = struct.Struct("<Q")
-_NICENESS = 19  # of equal rights, it takes half of a core from what answers requests
+_NICENESS = 10  # of equal rights, it takes half of a core from what answers requests
 _STACK_BYTES = 4 << 20  # less than where the work is done again: what does not overflow here will not there
 _MOST_GROWTH_BYTES = 512 << 20
 _NO_MORE, _RENEWED = 64, 65  # exit statuses: the parent has closed its end; it wants another process
@@ -73,8 +73,6 @@ def main() -> None:
     for name in ("SIGPROF", "SIGALRM"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_DFL)
-    if hasattr(os, "nice"):
-        os.nice(_NICENESS)
     pipes = _own_pipes()
     try:
         setup, args, kwargs = pickle.loads(received(pipes.questions))
@@ -83,6 +81,8 @@ def main() -> None:
         send(pipes.answers, pickle.dumps(ready))
     except EOFError:
         os._exit(0)
+    if hasattr(os, "nice"):
+        os.nice(_NICENESS)  # for jobs: setting up is bounded, and somebody waits for it
     os.dup2(pipes.nowhere, 2)  # what engines say of hostile input, to the last words of a crash
     if sys.platform == "linux":
         _serve_in_children(answer.value, pipes)

@@ -98,9 +98,7 @@ class LocalEngine:
         """Do now what would else be done beside somebody's text: load what the first grammars need, start
         their processes, look at every token once."""
         assert self.tokenizer.longest_token != 0, "tokens stand for something"
-        first = (GrammarSpec("regex", "[ab]+"), GrammarSpec("json", '{"pattern":"^a+$"}'))
-        for future in [self._engine.compile(spec) for spec in first]:
-            future.exception()
+        self._engine.prepare_grammars()
 
     def close(self) -> None:
         self._thread.close()

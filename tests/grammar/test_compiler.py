@@ -163,6 +163,14 @@ def test_what_is_cheap_is_done_here_at_once_and_starts_no_process(
     assert compiler.stats().worker_starts == 0
 
 
+def test_what_the_first_specs_need_can_be_there_before_them(compiler: GrammarCompiler) -> None:
+    compiler.prepare()
+    starts = compiler.stats().worker_starts
+    assert starts == 4
+    compiler.compile(GrammarSpec("regex", "a+"))
+    assert compiler.stats().worker_starts == starts
+
+
 def test_a_choice_that_the_index_engine_refuses_goes_to_the_other(compiler: GrammarCompiler) -> None:
     spec = GrammarSpec("choice", '["index-refuse x"]')
     assert compiler.compile(spec) == ScriptedGrammar("choice", "index-refuse x", "direct")
