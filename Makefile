@@ -7,10 +7,14 @@
 #                                          make bench-score   scores against transformers (needs DATA)
 #                                          make bench-grammar schemas, masks, forced tokens (needs DATA)
 #   make gpu      kernels, engine on a GPU make bench-soak    memory, pages and ends over many requests
+#   make clients  clients of the endpoint  make bench-http    the endpoint: speed, tenants, hostile clients, ends
 #
 # Benchmarks write to benchmarks/results/. make bench takes PEERS=vllm,openvino,llamacpp,transformers (default: the
 # last, which is here), PEERS_DIR=FOLDER (default: ~/peers), ROWS=shared,unique,..., QUICK=1, OUT=FILE.json, and
 # DATA=FOLDER, which holds mmlu/ and gsm8k/: scoring, quality and hit rates need it.
+#
+# make clients runs clients of the field against the endpoint, each in an environment of its own under VENVS (default:
+# ~/.cache/radixlm-clients, 4 GB, made on the first run). ONLY=openai,lm-eval,... chooses. The table is CLIENTS_OUT.
 #
 # make gpu uses the Python of .venv if there is one, else python3, installs nothing and writes GPU_OUT/check.json.
 #
@@ -33,7 +37,8 @@ PIP := $(BIN)/python -m pip install --quiet
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: install demo check test gpu bench bench-engine bench-exact bench-grammar bench-score bench-soak clean
+.PHONY: install demo check test gpu clients bench bench-engine bench-exact bench-grammar bench-http bench-score \
+	bench-soak clean
 
 install: $(INSTALLED)
 
@@ -64,6 +69,11 @@ GPU_OUT ?= out/gpu
 gpu: # needs nothing installed
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,python3) -P tests/gpu/check.py --out $(GPU_OUT)
 
+CLIENTS_OUT ?= out/clients.json
+clients: install
+	$(BIN)/python -P tests/clients/run.py --out $(CLIENTS_OUT) $(if $(VENVS),--venvs $(VENVS)) \
+		$(if $(ONLY),--only $(ONLY))
+
 OUT ?= benchmarks/results/bench.json
 bench: $(INSTALLED_BENCH)
 	$(BIN)/python -P benchmarks/bench.py --out $(OUT) $(if $(PEERS),--peers $(PEERS)) \
@@ -83,6 +93,9 @@ bench-exact: install
 bench-grammar: install
 	@test -n "$(DATA)" || { echo "make bench-grammar DATA=FOLDER, see docs/benchmarks.md" >&2; exit 1; }
 	$(BIN)/python -P benchmarks/bench_grammar.py --data $(DATA) --out benchmarks/results/bench_grammar.json
+
+bench-http: $(INSTALLED_BENCH)
+	$(BIN)/python -P benchmarks/bench_http.py --out benchmarks/results/bench_http.json $(if $(QUICK),--quick)
 
 bench-score: install
 	@test -n "$(DATA)" || { echo "make bench-score DATA=FOLDER, see docs/benchmarks.md" >&2; exit 1; }

@@ -23,4 +23,6 @@ def quote(value: object) -> str:
         text = repr(value)
     except ValueError:  # Python refuses to print integers of thousands of digits
         return "a value too large to print"
+    except RecursionError:
+        return "a value that is nested too deeply"
     return text if len(text) <= 80 else f"{text[:77]}..."

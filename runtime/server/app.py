@@ -18,7 +18,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from ... import __version__
-from ..errors import RadixError
+from ..errors import InvalidRequest, RadixError
 from . import batches, chat, completions, files, health, metrics_route, models, native, page, tokens
 from .context import ServerContext
 from .data_folder import open_data
@@ -61,13 +61,21 @@ def build_app(
             yield
             await service.drain(0.0)
 
-    app = FastAPI(title="RadixLM", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="RadixLM",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
     for part in _PARTS:
         app.include_router(part.router, responses=_FAILURES)
     app.add_exception_handler(RadixError, _failed)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(ClientDisconnect, _gone)
+    app.add_exception_handler(RecursionError, _deep)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["*"], allow_headers=["*"]
@@ -75,6 +83,7 @@ def build_app(
     app.add_middleware(
         Gate,
         api_keys=settings.api_keys,
+        origins=settings.cors_origins,
         replied=lambda status: app.state.context.metrics.replied(status),
     )
     return app
@@ -82,6 +91,11 @@ def build_app(
 
 async def _failed(_: Request, error: Exception) -> Response:
     return error_reply(error)
+
+
+async def _deep(_: Request, __: Exception) -> Response:
+    """A body that could just be read, and is too deep for what is made of it."""
+    return error_reply(InvalidRequest("the body is nested too deeply"))
 
 
 async def _gone(_: Request, __: Exception) -> Response:

@@ -5,6 +5,7 @@ What comes out is plain data that can be written again: no lone surrogates, no N
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from typing import NoReturn
@@ -15,6 +16,7 @@ from ..errors import InvalidRequest
 from ..text import quote
 from .failures import BodyTooLarge
 
+_SECONDS = 60
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -27,16 +29,20 @@ async def read_object(request: Request, most_bytes: int) -> dict[str, object]:
 
 
 async def read_bytes(request: Request, most_bytes: int) -> bytes:
-    """Raises BodyTooLarge before more than so much has been kept."""
+    """Raises BodyTooLarge before more than that is kept, InvalidRequest if it is too long in coming."""
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length[:20]) > most_bytes:
         raise BodyTooLarge(f"the body may have {most_bytes} bytes, got {length[:20]}")
     parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > most_bytes:
-            raise BodyTooLarge(f"the body may have {most_bytes} bytes, got more")
-        parts.append(part)
+    try:
+        async with asyncio.timeout(_SECONDS):
+            async for part in request.stream():
+                size += len(part)
+                if size > most_bytes:
+                    raise BodyTooLarge(f"the body may have {most_bytes} bytes, got more")
+                parts.append(part)
+    except TimeoutError:
+        raise InvalidRequest(f"the body must come within {_SECONDS} s, got {size} bytes of it") from None
     return b"".join(parts)
 
 

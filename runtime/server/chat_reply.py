@@ -57,9 +57,10 @@ class AnswerReader:
         return parts + self._parser.finish() if is_last else parts
 
     def _delta(self, part: Part) -> Delta | None:
-        """None for what belongs to a second call where one is all that was asked for."""
+        """None for what belongs to a second call where one is all that was asked for, and for the beginning
+        of a call that was cut off before its name was known."""
         if isinstance(part, Text):
-            return {"content": part.text}
+            return None if self._plan.only_calls else {"content": part.text}
         self._calls += isinstance(part, CallBegin)
         if self._calls > 1 and not self._plan.parallel:
             return None

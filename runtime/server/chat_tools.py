@@ -28,7 +28,7 @@ from .tool_formats.protocol import CallParser, Json, Tool, ToolFormat
 class AnswerPlan:
     """`weaker` is for a grammar that cannot be compiled: it holds tools that are not strict to their names
     only; None if there is nothing to give up. `form` is that of calls, None if none are expected; there may
-    be one, or several if `parallel`."""
+    be one, or several if `parallel`. `only_calls`: a grammar allows nothing else behind the reasoning."""
 
     sampling: SamplingParams
     weaker: SamplingParams | None
@@ -36,6 +36,7 @@ class AnswerPlan:
     names: tuple[str, ...]
     parallel: bool
     start: Start
+    only_calls: bool = False
 
     def call_parser(self, *, streams: bool, has_reasoned: bool) -> CallParser:
         """Of an answer with calls. `has_reasoned`: what is to be read stands behind reasoning that came and
@@ -90,6 +91,7 @@ def plan_of(call: ChatCall, form: ToolFormat | None, start: Start, tokenizer: To
         names,
         parallel,
         start,
+        only_calls=call.choice == "required",
     )
 
 

@@ -2,6 +2,8 @@
 
 RadixError (errors.py)
 ├── HttpFailure            has a status of its own
+│   ├── Aborted            499: by /abort_request; no client tries that again
+│   ├── Forbidden          403: from a page of another origin
 │   ├── Unauthorized       401
 │   ├── NotFound           404
 │   │   └── ModelNotFound  404, with the code that OpenAI's clients look for
@@ -24,8 +26,10 @@ from ..errors import EngineStopped, InvalidInput, RadixError
 FAILURES = {
     400: "what was asked for is wrong; the message says what and why",
     401: "no key, or a wrong one",
+    403: "asked by a page of another origin",
     404: "there is no such thing",
     413: "the body is too large",
+    499: "the request was aborted",
     500: "the request was accepted and then failed",
     503: "too much waits, or the server shuts down; try again",
     504: "the request took too long",
@@ -66,6 +70,20 @@ class Unauthorized(HttpFailure):
 
     status = 401
     kind = "authentication_error"
+
+
+class Forbidden(HttpFailure):
+    """A browser asks on behalf of a page that has no business here."""
+
+    status = 403
+    kind = "permission_error"
+
+
+class Aborted(HttpFailure):
+    """Its client ended it by /abort_request."""
+
+    status = 499
+    kind = "aborted_error"
 
 
 class NotFound(HttpFailure):

@@ -7,6 +7,7 @@ as a tenant, never by the key.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import re
@@ -17,7 +18,7 @@ from traceback import format_tb
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .context import new_id
-from .failures import Unauthorized
+from .failures import Busy, Forbidden, Unauthorized
 from .replies import CLIENT_GONE, error_reply
 from .service import tenant_of
 
@@ -35,10 +36,15 @@ class Gate:
     """`replied` is told the status of each answer but those to monitoring."""
 
     def __init__(
-        self, app: ASGIApp, api_keys: Sequence[str], replied: Callable[[int], None] = lambda _: None
+        self,
+        app: ASGIApp,
+        api_keys: Sequence[str],
+        origins: Sequence[str] = (),
+        replied: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._app = app
         self._replied = replied
+        self._origins = frozenset(origins)
         self._keys = [(key.encode(), tenant_of(key)) for key in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,7 +54,8 @@ class Gate:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         given = headers.get(b"x-request-id", "")
         request_id = given if _ID.fullmatch(given) else new_id("req")
-        begun, status, more = perf_counter(), CLIENT_GONE, {}
+        begun = perf_counter()
+        status: int | None = None
 
         async def passed_on(message: Message) -> None:
             nonlocal status
@@ -57,39 +64,54 @@ class Gate:
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
             await send(message)
 
+        if scope["method"] == "HEAD":  # the server below leaves the body out
+            scope = {**scope, "method": "GET"}
+        failure: dict[str, object] = {}
         try:
             await self._admitted(scope, headers)(scope, receive, passed_on)
-        except (
-            Exception
-        ) as error:  # ours: the server lives on, and so does a connection that others may share
-            more = {"failure": type(error).__name__, "trace": format_tb(error.__traceback__)}
-            if status == CLIENT_GONE:
+        except asyncio.CancelledError:  # by a shutdown, of a client that did not send all of its request
+            if status is None:
+                await error_reply(Busy("the server is shutting down"))(scope, receive, passed_on)
+        except Exception as error:  # our fault: the server goes on, and so does a connection that is shared
+            failure = {"failure": type(error).__name__, "trace": format_tb(error.__traceback__)}
+            if status is None:
                 await error_reply(error)(scope, receive, passed_on)
         finally:
-            level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
-            if level == logging.INFO:
-                self._replied(status)
-            seconds = round(perf_counter() - begun, 4)
+            is_quiet = scope["path"] in _QUIET or scope["path"].startswith(_OPEN_FOLDER)
+            if not is_quiet:
+                self._replied(status or CLIENT_GONE)
             fields = {
                 "request_id": request_id,
                 "method": scope["method"],
                 "path": scope["path"],
-                "status": status,
-                "seconds": seconds,
+                "status": status or CLIENT_GONE,
+                "seconds": round(perf_counter() - begun, 4),
                 **scope.get("radixlm.figures", {}),
-                **more,
+                **failure,
             }
-            log.log(logging.ERROR if more else level, "request", extra={"fields": fields})
+            level = logging.ERROR if failure else logging.DEBUG if is_quiet else logging.INFO
+            log.log(level, "request", extra={"fields": fields})
 
     def _admitted(self, scope: Scope, headers: dict[bytes, str]) -> ASGIApp:
-        """The app, or the reply to who has no key."""
+        """The app, or the reply to who has no key, or no business here."""
+        path, method = scope["path"], scope["method"]
+        is_open = path in _OPEN or path.startswith(_OPEN_FOLDER) or method == "OPTIONS"
+        if not is_open and self._is_foreign(headers):
+            return error_reply(Forbidden("pages of other origins may not call; --cors-origin allows one"))
         tenant = self._tenant(headers)
-        if tenant is None:
-            path = scope["path"]
-            if path not in _OPEN and not path.startswith(_OPEN_FOLDER) and scope["method"] != "OPTIONS":
-                return error_reply(Unauthorized("a key is needed: Authorization: Bearer KEY"))
+        if tenant is None and not is_open:
+            return error_reply(Unauthorized("a key of this server is needed: Authorization: Bearer KEY"))
         scope["radixlm.tenant"] = tenant or ""
         return self._app
+
+    def _is_foreign(self, headers: dict[bytes, str]) -> bool:
+        """Whether a browser asks for a page of another origin that is not allowed. Browsers say so of
+        themselves; other clients send none of these headers."""
+        origin = headers.get(b"origin")
+        if origin is None:
+            return headers.get(b"sec-fetch-site", "none") not in ("none", "same-origin")
+        allowed = self._origins
+        return not (origin.partition("://")[2] == headers.get(b"host") or origin in allowed or "*" in allowed)
 
     def _tenant(self, headers: dict[bytes, str]) -> str | None:
         """Whose key came, "" if none is needed, None if there should be one. Compares with every key, in a

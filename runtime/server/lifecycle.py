@@ -17,14 +17,15 @@ import uvicorn
 
 from ..errors import InvalidConfig
 from .app import build_app
+from .connection import Connection
 from .context import ServerContext
 from .engine_face import EngineFace
 from .settings import ServerSettings
 
 _BACKLOG = 2048
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_MARGIN_SECONDS = 10.0
-"""What answers to aborted requests may take to be sent, before connections are closed."""
+_MARGIN_SECONDS = 2.0
+"""What answers may take to be sent once nothing runs any more, before connections are closed."""
 
 
 def listen(settings: ServerSettings) -> socket.socket:
@@ -78,10 +79,10 @@ class EndpointServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                http=Connection,
                 log_config=None,
                 access_log=False,
                 lifespan="on",
-                timeout_graceful_shutdown=int(settings.shutdown_timeout + _MARGIN_SECONDS),
                 ws="none",
                 server_header=False,
             )
@@ -97,9 +98,14 @@ class EndpointServer(uvicorn.Server):
             self._announce()
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
-        draining = None
-        if self.context is not None:
-            draining = asyncio.ensure_future(self.context.service.drain(self._settings.shutdown_timeout))
-        await super().shutdown(sockets)
-        if draining is not None:
-            await draining
+        if self.context is None:
+            await super().shutdown(sockets)
+            return
+        closing = asyncio.ensure_future(super().shutdown(sockets))
+        await self.context.service.drain(self._settings.shutdown_timeout)
+        await asyncio.wait((closing,), timeout=_MARGIN_SECONDS)
+        for task in list(
+            self.server_state.tasks
+        ):  # of clients that never sent all of their request, or do not read
+            task.cancel()
+        await closing

@@ -27,9 +27,10 @@ def set_up_logs(level: str) -> None:
     """For this process, of the server's own and of uvicorn's loggers."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
-    for name in ("radixlm", "uvicorn", "uvicorn.error"):
+    for name in ("radixlm", "uvicorn"):
         logger = logging.getLogger(name)
-        logger.handlers = [handler] if name == "radixlm" or name == "uvicorn" else []
+        logger.handlers = [handler]
         logger.setLevel(level.upper())
-        logger.propagate = name == "uvicorn.error"
-    logging.getLogger("uvicorn.access").disabled = True
+        logger.propagate = False
+    if level == "info":  # of its own start and end uvicorn tells nobody anything
+        logging.getLogger("uvicorn").setLevel("WARNING")

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ..errors import RequestFailed
 from ..sampling_params import SamplingParams
 from ..types import Event, FinishReason
-from .failures import Busy
+from .failures import Aborted, Busy
 from .openai_body import StreamOptions
 
 
@@ -98,11 +98,11 @@ def by_choice(events: Sequence[Event], n: int) -> list[list[Event]]:
 
 
 def check_end(event: Event) -> None:
-    """Raises RequestFailed for a choice that ended with an error, Busy for one that others ended."""
+    """Raises RequestFailed for a choice that ended with an error, Aborted or Busy for one that was ended."""
     if event.finish_reason == "error":
         raise RequestFailed(event.error or "the request failed")
     if event.finish_reason == "abort":
-        raise Busy("the request was aborted")
+        raise Aborted("the request was aborted") if event.error is None else Busy(event.error)
 
 
 def stop_reason(event: Event, sampling: SamplingParams) -> int | str | None:

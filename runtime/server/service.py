@@ -14,7 +14,7 @@ import json
 import sys
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, islice
 from time import monotonic
@@ -166,6 +166,8 @@ class Service:
                 index, event = await _next(events, deadline)
                 if event.refused:
                     raise InvalidRequest(event.error)
+                if event.finish_reason == "abort" and self.draining:
+                    event = replace(event, error="the server is shutting down")
                 run = runs[index]
                 self._note(run, event)
                 left -= event.finish_reason is not None

@@ -23,7 +23,7 @@ from radixlm.runtime.server.chat_reply import ChoiceChunks, reply_of
 from radixlm.runtime.server.chat_tools import plan_of
 from radixlm.runtime.server.context import ServerContext
 from radixlm.runtime.server.engine_face import EngineFace, LocalEngine
-from radixlm.runtime.server.failures import Busy
+from radixlm.runtime.server.failures import Aborted
 from radixlm.runtime.server.metrics import ServerMetrics
 from radixlm.runtime.server.reasoning import Start
 from radixlm.runtime.server.service import Service
@@ -643,7 +643,7 @@ def test_an_abort_that_others_asked_for_is_an_error() -> None:
         return await asyncio.gather(asking, return_exceptions=True)
 
     [found] = asyncio.run(run())
-    assert isinstance(found, Busy)
+    assert isinstance(found, Aborted)
 
 
 def test_an_answer_that_failed_is_an_error_whole_and_in_chunks() -> None:

@@ -16,6 +16,8 @@ from radixlm.runtime.server.context import tenant
 from radixlm.runtime.server.gate import Gate
 from radixlm.runtime.server.replies import error_reply, json_reply
 
+KEY = {"authorization": "Bearer other-key"}
+
 
 @pytest.fixture
 def client() -> httpx.AsyncClient:
@@ -37,7 +39,7 @@ def client() -> httpx.AsyncClient:
         return error_reply(error)
 
     app.add_exception_handler(RadixError, failed)
-    app.add_middleware(Gate, api_keys=("first-key", "other-key"))
+    app.add_middleware(Gate, api_keys=("first-key", "other-key"), origins=("http://friend.example",))
     transport = httpx.ASGITransport(app)
     return httpx.AsyncClient(transport=transport, base_url="http://test")
 
@@ -71,6 +73,40 @@ def test_each_key_is_a_tenant_and_is_not_shown(client: httpx.AsyncClient) -> Non
     assert first != second
     assert second == third
     assert "key" not in first + second
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+    ],
+)
+def test_pages_of_other_origins_may_not_call(client: httpx.AsyncClient, headers: dict[str, str]) -> None:
+    reply = asyncio.run(client.post("/echo", content=b"{}", headers={**KEY, **headers}))
+    assert reply.status_code == 403
+    assert "--cors-origin allows one" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://test", "sec-fetch-site": "same-origin"},
+        {"origin": "http://friend.example"},
+        {"sec-fetch-site": "none"},
+        {},
+    ],
+)
+def test_our_own_page_allowed_ones_and_programs_may(
+    client: httpx.AsyncClient, headers: dict[str, str]
+) -> None:
+    assert asyncio.run(client.post("/echo", content=b"{}", headers={**KEY, **headers})).status_code == 200
+
+
+def test_head_is_get_without_a_key_too(client: httpx.AsyncClient) -> None:
+    assert asyncio.run(client.head("/health")).status_code == 200
 
 
 def test_health_needs_no_key(client: httpx.AsyncClient) -> None:

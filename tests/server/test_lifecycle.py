@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -76,7 +77,7 @@ def test_sigterm_under_load_answers_everybody_and_ends_the_process(
         assert done == "[DONE]"
         chunk = json.loads(last)
         if "error" in chunk:
-            assert chunk["error"]["message"] == "the request was aborted"
+            assert chunk["error"]["message"] == "the server is shutting down"
         else:
             assert chunk["choices"][0]["finish_reason"] == "length"
     requests = [json.loads(line) for line in logs.splitlines() if '"message": "request"' in line]
@@ -181,6 +182,62 @@ def test_a_client_that_leaves_frees_its_pages(engine: Engine, endpoint: Endpoint
         httpx.get(f"{endpoint.url}/health")
     assert service.waiting.active == 0
     assert engine.cache.leased_pages == 0
+
+
+def opened(url: str, sent: bytes) -> socket.socket:
+    host, _, port = url.removeprefix("http://").partition(":")
+    found = socket.create_connection((host, int(port)), timeout=PATIENCE)
+    found.sendall(sent)
+    return found
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if holds():
+            return
+        Flag().wait(0.005)
+    raise AssertionError("it has not happened within 10 s")
+
+
+def test_a_client_that_leaves_behind_a_second_request_is_noticed(open_face: OpenFace) -> None:
+    body = json.dumps({**LONG, "stream": False}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with running_server(open_face(lambda _: "abc", hold=1)) as endpoint:
+        service = endpoint.context.service
+        connection = opened(endpoint.url, head + body + b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+        wait_until(lambda: service.waiting.active == 1 and service.waiting.requests == 0)
+        connection.close()
+        wait_until(lambda: service.waiting.active == 0)
+
+
+def test_half_a_request_does_not_hold_up_the_end(open_face: OpenFace) -> None:
+    with running_server(open_face(lambda _: "")) as endpoint:
+        half = b'POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: 500\r\n\r\n{"te'
+        with opened(endpoint.url, half) as connection:
+            wait_until(lambda: bool(endpoint.server.server_state.tasks))
+            endpoint.stop()
+            answer = connection.recv(4096)
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"the server is shutting down" in answer
+
+
+def test_a_request_aborted_by_name_is_not_one_to_be_sent_again(open_face: OpenFace) -> None:
+    with running_server(open_face(lambda _: "abc", hold=1)) as endpoint, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(complete, endpoint.url)
+        service = endpoint.context.service
+        wait_until(lambda: service.waiting.active == 1 and service.waiting.requests == 0)
+        assert httpx.post(f"{endpoint.url}/abort_request", json={"abort_all": True}).json() == {"aborted": 1}
+        assert answer.result(PATIENCE).status_code == 499
+
+
+@pytest.mark.parametrize("field", ["json_schema", "structural_tag", "logit_bias", "prompt"])
+def test_what_is_nested_too_deeply_is_refused(open_face: OpenFace, field: str) -> None:
+    with running_server(open_face(lambda _: "")) as endpoint:
+        for depth in (100, 500, *range(900, 1000, 7), 5000):
+            deep = "[" * depth + "]" * depth
+            text = f'{{"prompt": "a", "max_tokens": 1, "{field}": {deep}}}'
+            reply = httpx.post(f"{endpoint.url}/v1/completions", content=text, timeout=PATIENCE)
+            assert reply.status_code == 400, (depth, reply.text)
 
 
 def test_an_address_in_use_is_said_before_anything_is_loaded() -> None:

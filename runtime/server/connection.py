@@ -1,0 +1,34 @@
+"""Connection: HTTP/1.1 as uvicorn speaks it, one request at a time.
+
+uvicorn queues requests that come before the answer to the one before them, stops reading until then, and so
+does not notice that the client has left. Few clients do this; here such a request is not answered, and the
+connection ends with the answer under way: a client may then send it again (RFC 9112, section 9.3.2).
+"""
+
+from __future__ import annotations
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+
+class Connection(HttpToolsProtocol):
+    _is_over = False  # what still comes belongs to a request that is not answered
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_over:
+            super().data_received(data)
+
+    def on_headers_complete(self) -> None:
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            self._is_over = True
+            cycle.keep_alive = False
+        else:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self._is_over:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._is_over:
+            super().on_message_complete()
