@@ -102,8 +102,10 @@ class EndpointServer(uvicorn.Server):
             await super().shutdown(sockets)
             return
         closing = asyncio.ensure_future(super().shutdown(sockets))
-        await self.context.service.drain(self._settings.shutdown_timeout)
-        await asyncio.wait((closing,), timeout=_MARGIN_SECONDS)
+        draining = asyncio.ensure_future(self.context.service.drain(self._settings.shutdown_timeout))
+        while not (draining.done() or self.force_exit):
+            await asyncio.wait((draining,), timeout=0.1)
+        await asyncio.wait((closing,), timeout=0 if self.force_exit else _MARGIN_SECONDS)
         for task in list(
             self.server_state.tasks
         ):  # of clients that never sent all of their request, or do not read
