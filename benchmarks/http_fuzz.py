@@ -98,7 +98,7 @@ def fuzzed(draw: random.Random, key: str) -> bytes:
     for _ in range(draw.randint(1, 3)):
         _spoil(draw, body)
     if draw.random() < 0.05:
-        body = draw.choice(_STRANGE)
+        body = copy.deepcopy(draw.choice(_STRANGE))
     raw = json.dumps(body).encode()
     if draw.random() < 0.25:
         raw = _broken(draw, raw)
@@ -119,7 +119,7 @@ def _spoil(draw: random.Random, body: Any) -> None:  # Any: a part of a body
     elif draw.random() < 0.1:
         del body[name]
     else:
-        body[name] = draw.choice(_STRANGE)
+        body[name] = copy.deepcopy(draw.choice(_STRANGE))
 
 
 def _broken(draw: random.Random, raw: bytes) -> bytes:

@@ -93,6 +93,13 @@ class CompileWorker:
             raise _failure(_Ended(cast(int, answer.value)), limits)
         return cast(T, _opened(answer))
 
+    def hang_up(self) -> None:
+        """Let the process end by itself, as `close` does, without waiting for that."""
+        self._closed = True
+        process = self._process
+        if process is not None:
+            process.hang_up()
+
     def close(self) -> None:
         """End the process, in the midst of a job too, which then raises EngineStopped and clears up."""
         self._closed = True
@@ -214,11 +221,14 @@ class _Process:
     def interrupt(self) -> None:
         """End it, while another thread asks or not. Closing its pipe does, and leaves nothing behind. If it
         is too busy to notice, it is killed, which leaves a dead grandchild to whoever has orphans to reap."""
-        with contextlib.suppress(OSError, RuntimeError):  # what cannot be written is for nobody
-            cast(BinaryIO, self._popen.stdin).close()
+        self.hang_up()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(_END_SECONDS)
         self._kill()
+
+    def hang_up(self) -> None:
+        with contextlib.suppress(OSError, RuntimeError):  # what cannot be written is for nobody
+            cast(BinaryIO, self._popen.stdin).close()
 
     def _kill(self) -> None:
         if self.has_ended:
@@ -227,7 +237,7 @@ class _Process:
             self._popen.kill()
         else:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._popen.pid, signal.SIGKILL)  # it leads a session of its own
+                os.killpg(self._popen.pid, signal.SIGKILL)  # it leads a group of its own
 
     def _stop(self, question: int) -> None:
         with self._question:

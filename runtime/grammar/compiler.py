@@ -185,6 +185,8 @@ class _Core:
         for lane in self._lanes:
             lane.stop()
         for worker in self._workers:
+            worker.hang_up()
+        for worker in self._workers:
             worker.close()
         for job in jobs:
             job.answer(EngineStopped(_CLOSED))
