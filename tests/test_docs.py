@@ -22,7 +22,10 @@ def blocks(language: str) -> list[object]:
     found: list[object] = []
     for page in PAGES:
         texts = [text for kind, text in BLOCK.findall(page.read_text()) if kind == language]
-        found += [pytest.param(text, id=f"{page.name}-{place}") for place, text in enumerate(texts)]
+        marks = [pytest.mark.thorough] if language == "python" and page.name != "README.md" else []
+        found += [
+            pytest.param(text, id=f"{page.name}-{place}", marks=marks) for place, text in enumerate(texts)
+        ]
     return found
 
 

@@ -38,6 +38,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_every_step_runs_where_the_project_is_not_installed(tmp_path: Path) -> None:
     check = [str(ROOT / "tests" / "gpu" / "check.py"), "--out", str(tmp_path)]
@@ -148,6 +149,7 @@ def test_a_goal_that_does_not_hold_is_told_and_is_no_failure(
     assert "2 goals looked at, not held: 0" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_a_step_is_not_known_by_any_other_name(tmp_path: Path) -> None:
     check = [str(ROOT / "tests" / "gpu" / "check.py"), "--out", str(tmp_path), "--steps", "speed"]
     done = subprocess.run([sys.executable, "-P", *check], capture_output=True, text=True, env=one_thread())

@@ -18,7 +18,7 @@ WIDE, NARROW = 0, 1
 every_case = pytest.mark.parametrize("case", CHOSEN)
 every_target = pytest.mark.parametrize("arch", SHARED_LIMIT)
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.thorough]
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,8 @@ _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd")
 _ALL = ("float32", "bfloat16", "float16")
 _HALVES_IN_SOFTWARE = ("float32", "bfloat16")
 
+pytestmark = pytest.mark.thorough
+
 PROCESSORS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], str]] = {
     "sse2": ("x86-64", _SSE2, ("float32",), "4 none sse2.pmadd.wd"),
     "haswell": ("haswell", _AVX2, ("bfloat16",), "8 none avx2.pmadd.wd"),

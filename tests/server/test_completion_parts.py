@@ -15,7 +15,7 @@ from radixlm.runtime.errors import RequestFailed
 from radixlm.runtime.sampling_params import SamplingParams
 from radixlm.runtime.server.completion_body import CompletionCall
 from radixlm.runtime.server.completion_reply import ChoiceParts, encoded_prompt
-from radixlm.runtime.server.failures import Busy
+from radixlm.runtime.server.failures import Aborted
 from radixlm.runtime.server.openai_body import StreamOptions
 from radixlm.runtime.server.openai_reply import chunk_usage, tally_of, usage_of
 from radixlm.runtime.server.token_texts import token_bytes, token_text
@@ -210,7 +210,7 @@ def test_a_choice_that_failed_or_was_ended_is_an_error(byte_tokenizer: Tokenizer
         parts(byte_tokenizer, "a", call_of()).part(
             Event("", 0, finish_reason="error", error="logits are not finite")
         )
-    with pytest.raises(Busy, match="the request was aborted"):
+    with pytest.raises(Aborted, match="the request was aborted"):
         parts(byte_tokenizer, "a", call_of()).part(Event("", 0, finish_reason="abort"))
 
 
