@@ -15,7 +15,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from ..errors import InvalidRequest, TooLarge
-from ..tokenizer import Tokenizer
 from .body import read_object
 from .completion_body import FIELDS, CompletionCall, parse
 from .completion_reply import EncodedPrompt, encoded_prompt, parts_of, reply_of
@@ -25,7 +24,7 @@ from .openai_fields import openapi_body
 from .openai_reply import Tally, chunk_usage, tally_of
 from .replies import CLIENT_GONE, DONE, EventStream, event_of, json_reply, until_gone
 from .service import Job
-from .token_texts import check_characters, encode_texts
+from .token_texts import beginning, check_characters, encode_texts
 
 router = APIRouter(tags=["completions"])
 
@@ -103,7 +102,8 @@ async def _encoded(call: CompletionCall, engine: EngineFace) -> list[EncodedProm
     check_characters(engine, max(map(len, texts), default=0))
     encoded = iter(await encode_texts(tokenizer, texts, bos=call.adds_special))
     ids = [
-        _not_empty(next(encoded), tokenizer) if isinstance(prompt, str) else prompt for prompt in call.prompts
+        next(encoded) or beginning(tokenizer) if isinstance(prompt, str) else prompt
+        for prompt in call.prompts
     ]
     _check_sizes(ids, call, engine.max_length)
 
@@ -124,13 +124,6 @@ def _check_sizes(prompts: Sequence[tuple[int, ...]], call: CompletionCall, most:
         raise InvalidRequest(
             f"echo with logprobs may ask for {_MOST_ENTRIES} log-probabilities of prompts, got {entries}"
         )
-
-
-def _not_empty(ids: tuple[int, ...], tokenizer: Tokenizer) -> tuple[int, ...]:
-    """An empty text is continued as a text that begins."""
-    if ids or tokenizer.bos_id is None:
-        return ids
-    return (tokenizer.bos_id,)
 
 
 def _jobs(prompts: Sequence[EncodedPrompt], call: CompletionCall, tenant: str, name: str) -> list[Job]:

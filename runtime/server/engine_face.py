@@ -97,7 +97,7 @@ class LocalEngine:
     def prepare(self) -> None:
         """Do now what would else be done beside somebody's text: load what the first grammars need, start
         their processes, look at every token once."""
-        assert self.tokenizer.longest_token != 0, "tokens stand for something"
+        _ = self.tokenizer.longest_token
         self._engine.prepare_grammars()
 
     def close(self) -> None:

@@ -26,7 +26,6 @@ from ..errors import InvalidRequest, RequestFailed
 from ..model_config import FAMILIES
 from ..profiling import MOST_STEPS
 from ..text import quote
-from ..tokenizer import Tokenizer
 from ..types import Event
 from .body import read_bytes, read_object
 from .context import ServerContext, context_of, new_id, tenant
@@ -38,7 +37,7 @@ from .native_reply import NativeAnswer
 from .openai_reply import Tally
 from .replies import CLIENT_GONE, DONE, EventStream, event_of, json_reply, until_gone
 from .service import Job
-from .token_texts import check_characters, encode_texts, token_text
+from .token_texts import beginning, check_characters, encode_texts, token_text
 
 router = APIRouter(tags=["native"])
 
@@ -144,18 +143,11 @@ async def _jobs(context: ServerContext, call: NativeCall, whose: str) -> list[Jo
     jobs = []
     for prompt in call.prompts:
         content = prompt.content
-        ids = next(encoded) or _beginning(tokenizer) if isinstance(content, str) else content
+        ids = next(encoded) or beginning(tokenizer) if isinstance(content, str) else content
         rid = prompt.rid or new_id("gen")
         jobs.append(Job(ids, prompt.sampling, rid, prompt.cache_salt, call.priority, whose, prompt.extra_key))
     _check_reports(jobs)
     return jobs
-
-
-def _beginning(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """What an empty text is: the token that a text begins with, or else one that ends the text before it."""
-    if tokenizer.bos_id is not None:
-        return (tokenizer.bos_id,)
-    return tuple(sorted(tokenizer.eos_ids)[:1])
 
 
 def _check_reports(jobs: list[Job]) -> None:

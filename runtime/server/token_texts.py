@@ -89,6 +89,13 @@ async def encode_texts(
     return await beside(sum(map(len, texts)), lambda: [tuple(encode(text, bos=bos)) for text in texts])
 
 
+def beginning(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """What an empty text is: the token that a text begins with, or else one that ends the text before it."""
+    if tokenizer.bos_id is not None:
+        return (tokenizer.bos_id,)
+    return tuple(sorted(tokenizer.eos_ids)[:1])
+
+
 def check_characters(engine: EngineFace, count: int) -> None:
     """Raises TooLarge for a text of so many characters if no tokens could make it fit: telling how many they
     would be takes seconds."""
