@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from ...errors import InvalidConfig, InvalidRequest
 from ...text import quote
-from ...tokenizer import Tokenizer
 from .hermes import Hermes
 from .llama3_json import Llama3Json
 from .mistral import Mistral
 from .protocol import ToolFormat
 from .pythonic import Pythonic
+
+if TYPE_CHECKING:
+    from ...tokenizer import Tokenizer
 
 AUTO = "auto"
 GENERAL: ToolFormat = Hermes()
