@@ -68,8 +68,8 @@ async def _large(attacker: Attacker) -> None:
 
 
 async def _nearly_as_large(attacker: Attacker) -> None:
-    """Less than the 8 MiB that are taken."""
-    await attacker.all_of(http_fuzz.large(attacker.key, 8_000_000), 1)
+    """Less than the 4 MiB that are taken."""
+    await attacker.all_of(http_fuzz.large(attacker.key, 4_000_000), 1)
 
 
 async def _deep(attacker: Attacker) -> None:
@@ -149,7 +149,7 @@ async def _aborted(attacker: Attacker) -> None:
 ATTACKS: dict[str, Callable[[Attacker], Awaitable[None]]] = {
     "fuzzed bodies": _fuzzed,
     "bodies of 10 MB": _large,
-    "bodies of 8 MB": _nearly_as_large,
+    "bodies of 4 MB": _nearly_as_large,
     "JSON 10,000 deep": _deep,
     "a billion of each": _numerous,
     "10,000 stops": _stops,

@@ -1,6 +1,6 @@
 """Recounts of the cache from scratch (`audit`) and a picture of the tree (`draw`). Both change nothing.
 
-An audit trusts no counter and no index: it walks the tree, the leases and the waiting copies and compares.
+An audit trusts no counter and no index: it walks the tree, leases, holds and waiting copies and compares.
 It costs a walk over everything, so it is for tests and for hunting a fault, not for serving.
 """
 
@@ -9,19 +9,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from .lease import CopyLedger, Lease
-from .node import Node
+from .lease import CopyLedger, Hold, Lease
+from .node import NOBODY, Node
 from .pool import PagePool, pages_for
 from .tree import PrefixTree
 
 
-def audit(tree: PrefixTree, pool: PagePool, leases: Iterable[Lease], copies: CopyLedger) -> None:
+def audit(
+    tree: PrefixTree, pool: PagePool, leases: Iterable[Lease], copies: CopyLedger, holds: Iterable[Hold]
+) -> None:
     """Raise AssertionError, in words, on the first thing that does not hold."""
-    leases = list(leases)
+    leases, holds = list(leases), list(holds)
     nodes = list(tree.nodes())
     for node in nodes:
         _audit_shape(node, tree.page_size)
-    _audit_pins(tree, nodes, leases, copies)
+    _audit_pins(tree, nodes, leases, copies, holds)
+    _audit_holds(tree, nodes, holds)
+    _audit_owners(tree, nodes)
     private: list[int] = []
     for lease in leases:
         private += _audit_lease(lease, tree.page_size)
@@ -53,8 +57,11 @@ def _audit_shape(node: Node, page_size: int) -> None:
         assert not redundant, "an unpinned page that a sibling extends is dropped"
 
 
-def _audit_pins(tree: PrefixTree, nodes: list[Node], leases: list[Lease], copies: CopyLedger) -> None:
+def _audit_pins(
+    tree: PrefixTree, nodes: list[Node], leases: list[Lease], copies: CopyLedger, holds: list[Hold]
+) -> None:
     pins = [lease.node for lease in leases] + [node for _, node in copies.waiting.values()] + copies.taken
+    pins += [hold.node for hold in holds]
     locks: Counter[int] = Counter()
     for pin in pins:
         locks.update(id(node) for node in _path(pin))
@@ -67,6 +74,33 @@ def _audit_pins(tree: PrefixTree, nodes: list[Node], leases: list[Lease], copies
     assert set(locks) <= {id(node) for node in nodes}, "pins lie on nodes of the tree"
     assert tree.node_count == len(nodes), f"{tree.node_count} nodes counted, {len(nodes)} found"
     assert len(tree.leaves) == sum(node.rank is not None for node in nodes), "only leaves can be evicted"
+
+
+def _audit_holds(tree: PrefixTree, nodes: list[Node], holds: list[Hold]) -> None:
+    counts: Counter[int] = Counter()
+    for hold in holds:
+        assert hold.node is not None, "a live hold has a pin"
+        counts.update(id(node) for node in _path(hold.node))
+        slots = sum(len(key) for node in _path(hold.node) for key in node.keys)
+        assert 0 < hold.tokens <= slots, "a hold keeps the tokens it speaks of"
+    for node in nodes:
+        assert node.holds == counts[id(node)], f"{node.holds} holds where {counts[id(node)]} pass"
+    held = sum(len(node.pages) for node in nodes if node.holds)
+    assert tree.held == held, f"{tree.held} held pages counted, {held} found"
+    idle = sum(len(node.pages) for node in nodes if node.holds and node.holds == node.locks)
+    assert tree.idle_held == idle, f"{tree.idle_held} pages counted that only holds keep, {idle} found"
+
+
+def _audit_owners(tree: PrefixTree, nodes: list[Node]) -> None:
+    owned = {node.owner for node in nodes} - {NOBODY}
+    assert len(tree.owners) == len(owned), f"{len(tree.owners)} owners in the index, {len(owned)} found"
+    for owner in owned:
+        theirs = {id(node) for node in nodes if node.owner == owner}
+        assert {id(node) for node in tree.owners.nodes_of(owner)} == theirs, "the index has all of an owner"
+    for node in nodes:
+        assert not (node.spent and node.owner), "what an ended owner left is nobody's"
+        above = NOBODY if node.parent is None else node.parent.owner
+        assert above in (NOBODY, node.owner), "below an owner's node all is that owner's"
 
 
 def _audit_lease(lease: Lease, page_size: int) -> list[int]:
@@ -105,4 +139,8 @@ def _line(node: Node) -> str:
     depth = sum(1 for _ in _path(node)) - 1
     name = repr(node.namespace) if node.parent is None else " ".join(map(str, node.keys))
     state = f"pages {node.pages} locks {node.locks} used {node.last_used} priority {node.priority}"
+    if node.holds:
+        state += f" holds {node.holds}"
+    if node.owner or node.spent:
+        state += " spent" if node.spent else f" owner {node.owner!r}"
     return f"{'  ' * depth}{name} {state}"

@@ -5,7 +5,7 @@ it knows no tensors, no clock and no model. Queries change nothing. Commands tha
 (`acquire`, `grow`, `truncate`) decide before they change anything, so a refusal needs no undoing.
 
 What must hold: free + cached + leased == num_pages; a page is in the tree, in one lease or free; a
-page is freed only when no lease and no copy still to be settled can read it.
+page is freed only when no lease and no copy still to be settled can read it, and no hold keeps it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from typing import Literal, get_args
 from .audit import audit, draw
 from .beside import NoValues, PageValues
 from .eviction import Policy
-from .lease import CopyLedger, Lease, PageCopy
-from .node import Namespace, Node
+from .lease import CopyLedger, Hold, Lease, PageCopy
+from .match import Match
+from .node import NOBODY, Namespace, Node
 from .pool import PagePool, pages_for
 from .publish import publish
-from .tree import Match, PrefixTree
+from .tree import PrefixTree
 from .tree_view import TreeView, view_nodes
 from .views import CacheStats, Peek
 
@@ -54,6 +55,7 @@ class PrefixCache:
         self._tree = PrefixTree(page_size, self._pool, eviction, self._values)
         self._copies = CopyLedger()
         self._leases: set[Lease] = set()
+        self._holds: set[Hold] = set()
         self._acquired = self._asked = self._hits = self._evicted = 0
 
     # -- queries ---------------------------------------------------------------------------------
@@ -82,6 +84,21 @@ class PrefixCache:
         """Pages in the tree that nothing has pinned."""
         return self._tree.evictable
 
+    @property
+    def held_pages(self) -> int:
+        """Pages in the tree that holds keep, each counted once."""
+        return self._tree.held
+
+    @property
+    def idle_held_pages(self) -> int:
+        """Those of them that nothing else has pinned: they could be evicted but for the holds."""
+        return self._tree.idle_held
+
+    @property
+    def owners(self) -> int:
+        """How many programs have cached something that nobody else has used."""
+        return len(self._tree.owners)
+
     def peek(self, tokens: Sequence[int], namespace: Namespace) -> Peek:
         return self._peek(self._find(tokens, namespace))
 
@@ -96,6 +113,7 @@ class PrefixCache:
             cached_pages=self.cached_pages,
             leased_pages=self.leased_pages,
             evictable_pages=self.evictable_pages,
+            held_pages=self.held_pages,
             saved_pages=self._saved_pages(),
             leases=len(self._leases),
             acquired=self._acquired,
@@ -123,39 +141,51 @@ class PrefixCache:
 
     def check(self) -> None:
         """Recount every page, pin and index from scratch; AssertionError says what does not hold."""
-        audit(self._tree, self._pool, self._leases, self._copies)
+        audit(self._tree, self._pool, self._leases, self._copies, self._holds)
 
     def dump(self) -> str:
-        """The tree as text, one node a line: tokens of each page, page ids, locks, last use, priority."""
+        """The tree as text, one node a line: tokens of each page, page ids, locks, holds, last use, priority,
+        owner."""
         return draw(self._tree)
 
     # -- commands --------------------------------------------------------------------------------
 
     def acquire(
-        self, tokens: Sequence[int], namespace: Namespace, length: int, *, priority: int = 0
+        self,
+        tokens: Sequence[int],
+        namespace: Namespace,
+        length: int,
+        *,
+        priority: int = 0,
+        owner: str = NOBODY,
     ) -> Lease | None:
         """Pin the longest cached prefix and take pages so that max(length, matched) slots are covered.
 
         None if refused, and then nothing has changed. Where the prefix ends inside a page, the last page
         is a fresh one and a copy is recorded. `cached_tokens` of the lease is what `Peek.granted` said.
+        `owner` names the program that uses what is found and owns what the lease publishes; a page that it
+        copies from stays its owner's.
         """
         match = self._find(tokens, namespace)
         granted = self._peek(match).granted(length)
         if granted is None:
             return None
-        node, copied = self._pin_match(match, namespace, granted, priority)
+        node, copied = self._pin_match(match, namespace, granted, priority, owner)
         self._tree.count_hit(copied or node)
         pages = list(match.pages)
         fresh = self._take(pages_for(max(length, granted), self.page_size) - len(pages))
         if copied is not None:
             self._copy(copied, fresh[0], match.slots)
         shared = len(pages)
-        lease = Lease(namespace, priority, granted, pages + fresh, node, shared, shared * self.page_size)
+        published = shared * self.page_size
+        lease = Lease(namespace, priority, granted, pages + fresh, node, shared, published, owner=owner)
         self._leases.add(lease)
         self._count(len(tokens), granted)
         return lease
 
-    def visit(self, tokens: Sequence[int], namespace: Namespace, *, priority: int = 0) -> Peek:
+    def visit(
+        self, tokens: Sequence[int], namespace: Namespace, *, priority: int = 0, owner: str = NOBODY
+    ) -> Peek:
         """Use the longest cached prefix without taking anything: for what wants only what is kept beside it.
 
         It counts as an acquire that found it, and as used now.
@@ -166,7 +196,7 @@ class PrefixCache:
             self._tree.count_hit(end)
         for node in (match.node, match.source):
             if node is not None:
-                self._tree.pin(node, priority)
+                self._tree.pin(node, priority, owner)
                 self._tree.unpin(node)
         found = self._peek(match)
         self._count(len(tokens), found.cached_tokens)
@@ -198,7 +228,9 @@ class PrefixCache:
         None if the acquire is refused; what was published stays so.
         """
         self.publish(lease, tokens, upto)
-        return self.acquire(tokens[:upto], lease.namespace, length, priority=lease.priority)
+        return self.acquire(
+            tokens[:upto], lease.namespace, length, priority=lease.priority, owner=lease.owner
+        )
 
     def truncate(self, lease: Lease, tokens: Sequence[int], length: int) -> bool:
         """Roll the lease back to tokens[:length], whose KV stays readable, and give up the pages after them.
@@ -239,6 +271,49 @@ class PrefixCache:
         for source in self._copies.settle():
             self._tree.unpin(source)
 
+    def hold(
+        self,
+        tokens: Sequence[int],
+        namespace: Namespace,
+        budget: int,
+        *,
+        owner: str = NOBODY,
+        instead_of: Iterable[Hold] = (),
+    ) -> Hold | None:
+        """Keep the longest cached prefix until `release_hold`, in the place of other holds, which end.
+
+        None if holds would then keep more than `budget` pages, or if nothing is cached; nothing has changed.
+        """
+        replaced = tuple(instead_of)
+        match, others = self._find(tokens, namespace), [self._held(hold) for hold in replaced]
+        cached = len(match.pages) * self.page_size + match.slots
+        for node in others:
+            self._tree.uncount_hold(node)
+        if not cached or self._tree.held + match.unheld() > budget:
+            for node in others:
+                self._tree.count_hold(node)
+            return None
+        end = self._end_of(match)
+        self._tree.hold(end, owner)
+        for node in others:
+            self._tree.unlock_hold(node)
+        for old in replaced:
+            self._forget_hold(old)
+        hold = Hold(end, cached)
+        self._holds.add(hold)
+        return hold
+
+    def release_hold(self, hold: Hold) -> None:
+        """What it kept can be evicted, as if the hold had not been; it must not be used again."""
+        self._tree.end_hold(self._held(hold))
+        self._forget_hold(hold)
+
+    def end_owner(self, owner: str, *, drop: bool) -> int:
+        """The program asks for nothing any more: what only it has used is evicted first, before all else of
+        its priority, until somebody uses it again. With `drop` it goes at once, as far as nothing has it
+        pinned: how many pages went."""
+        return self._tree.end_owner(owner, drop=drop)
+
     def flush(self) -> int:
         """Drop every cached page that nothing has pinned; the number dropped."""
         dropped = self._tree.evictable
@@ -258,7 +333,7 @@ class PrefixCache:
     def _saved_pages(self) -> int:
         """Between steps. During one, sources of copies are in use too, without being in a lease."""
         named = sum(len(lease.pages) for lease in self._leases)
-        in_use = self.num_pages - self._pool.free - self._tree.evictable
+        in_use = self.num_pages - self._pool.free - self._tree.evictable - self._tree.idle_held
         return max(0, named - in_use)
 
     def _count(self, asked: int, found: int) -> None:
@@ -271,16 +346,31 @@ class PrefixCache:
         assert lease in self._leases, "a lease is used with the cache that gave it"
         return lease.node
 
+    def _held(self, hold: Hold) -> Node:
+        assert hold.node is not None, "a released hold is not used again"
+        assert hold in self._holds, "a hold is used with the cache that gave it"
+        return hold.node
+
+    def _forget_hold(self, hold: Hold) -> None:
+        hold.node = None
+        self._holds.remove(hold)
+
+    def _end_of(self, match: Match) -> Node:
+        """The node at whose end a match that is not empty ends, or one with the rest of its last page."""
+        assert match.node is not None, "what is matched lies below a root"
+        node = self._tree.cut(match.node, match.at)
+        return node if match.source is None else self._tree.cut(match.source, 1)
+
     def _pin_match(
-        self, match: Match, namespace: Namespace, granted: int, priority: int
+        self, match: Match, namespace: Namespace, granted: int, priority: int, owner: str
     ) -> tuple[Node, Node | None]:
         """Pin the whole pages and, if the grant reaches into it, the page to copy from: their nodes."""
         node = self._tree.root(namespace) if match.node is None else self._tree.cut(match.node, match.at)
-        self._tree.pin(node, priority)
+        self._tree.pin(node, priority, owner)
         if match.source is None or granted % self.page_size == 0:
             return node, None
         source = self._tree.cut(match.source, 1)
-        self._tree.pin(source, priority)
+        self._tree.pin(source, priority, None)
         return node, source
 
     def _take(self, count: int) -> list[int]:
@@ -314,9 +404,9 @@ class PrefixCache:
             return False
         source = self._tree.cut(node, at + 1) if slots else None
         kept = self._tree.cut(source or node, at)
-        self._tree.pin(kept, lease.priority)
+        self._tree.pin(kept, lease.priority, lease.owner)
         if source is not None:
-            self._tree.pin(source, lease.priority)
+            self._tree.pin(source, lease.priority, None)
         self._free(lease.replace_from(lease.shared, []))
         self._tree.unpin(end)
         fresh = self._take(1 if slots else 0)

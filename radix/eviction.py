@@ -1,8 +1,9 @@
 """EvictionOrder: the unpinned leaves, in the order in which their pages are given up.
 
-The order is (priority, last use, serial): lowest priority first, then the least recently used, then the
-oldest node. Under `lru` every priority counts as 0. A node's place is computed when it enters
-and kept on the node, so leaving is exact. It does not decide what is a leaf or pinned: the tree does.
+The order is (priority, spent or not, last use, serial): lowest priority first, of those what ended programs
+left, then the least recently used, then the oldest node. Under `lru` every priority counts as 0. A node's
+place is computed when it enters and kept on the node, so leaving is exact. It does not decide what is a leaf
+or pinned: the tree does.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class EvictionOrder:
 
     def first(self) -> Node:
         """The leaf to give up next."""
-        return self._nodes[self._ranks[0][2]]
+        return self._nodes[self._ranks[0][-1]]
 
     def rank_of(self, node: Node) -> Rank:
         priority = node.priority if self._policy == "priority" else 0
-        return priority, node.last_used, node.serial
+        return priority, not node.spent, node.last_used, node.serial

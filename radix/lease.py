@@ -1,4 +1,4 @@
-"""Lease: what one sequence holds of the cache; PageCopy and the ledger of copies still to be made.
+"""Lease: what one sequence holds of the cache; Hold, which keeps a prefix without one; copies to be made.
 
     lease.pages   0 .............. shared-1 | shared ................ len-1
                   in the tree, pinned         private: only this lease has them
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .node import Namespace, Node
+from .node import NOBODY, Namespace, Node
 
 
 @dataclass(eq=False, slots=True)
@@ -21,7 +21,7 @@ class Lease:
 
     pages: page ids in order; cached_tokens: tokens found in the cache when it was acquired;
     version: raised whenever `pages` changes. The other fields belong to the cache: `node` is the pinned
-    node (the end of page shared-1), None once the lease is released.
+    node (the end of page shared-1), None once the lease is released; `owner` is the program that uses it.
     """
 
     namespace: Namespace
@@ -32,6 +32,7 @@ class Lease:
     shared: int
     published: int
     version: int = 0
+    owner: str = NOBODY
 
     def place_of(self, index: int) -> tuple[Node, int]:
         """Where the shared page `index` is in the tree: its node and its place in the node's run."""
@@ -50,6 +51,15 @@ class Lease:
         self.pages[at:] = pages
         self.version += old != pages
         return old
+
+
+@dataclass(eq=False, slots=True)
+class Hold:
+    """Keeps the first `tokens` tokens of some prompt from eviction until it is released. `node`, where they
+    end, belongs to the cache; None once it is released."""
+
+    node: Node | None
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,29 +13,35 @@ from bisect import bisect_left, insort
 
 Key = tuple[int, ...]
 Namespace = tuple[str, ...]
-Rank = tuple[int, int, int]
+Rank = tuple[int, bool, int, int]
+NOBODY = ""
+"""The owner of nodes that no single program has for itself."""
 
 
 class Node:
     """A run of pages; a root has none. `locks` counts the pins on this node and everything below it.
 
     `rank` is the node's place in the eviction order, None while it is not in it. `hits` counts the matches
-    that ended in the run or below it, whatever pages it had then; a root has none.
+    that ended in the run or below it, whatever pages it had then; a root has none. `holds` counts the locks
+    that are holds. `owner` and `spent`: see owners.py.
     """
 
     __slots__ = (
         "children",
         "hits",
+        "holds",
         "keys",
         "last_used",
         "locks",
         "namespace",
         "order",
+        "owner",
         "pages",
         "parent",
         "priority",
         "rank",
         "serial",
+        "spent",
     )
 
     def __init__(self, namespace: Namespace, parent: Node | None, serial: int) -> None:
@@ -47,6 +53,9 @@ class Node:
         self.children: dict[Key, Node] = {}
         self.order: list[Key] = []
         self.locks = 0
+        self.holds = 0
+        self.owner = NOBODY
+        self.spent = False
         self.last_used = 0
         self.priority = 0
         self.hits = 0

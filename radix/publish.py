@@ -55,7 +55,7 @@ def _extend_tail(tree: PrefixTree, lease: Lease, node: Node, tokens: Sequence[in
         if not whole:
             tree.values.fill(longer.pages[0], lease.pages[last], len(key))
             return False
-        lease.node = tree.move_to_twin(node, key, lease.priority)
+        lease.node = tree.move_to_twin(node, key, lease.priority, lease.owner)
         lease.pages[last] = lease.node.pages[0]
         lease.version += 1
     else:
@@ -69,7 +69,7 @@ def _insert(tree: PrefixTree, lease: Lease, tokens: Sequence[int], upto: int) ->
     size, start = tree.page_size, lease.shared
     assert lease.node is not None, "a released lease publishes nothing"
     keys = [tuple(tokens[at : at + size]) for at in range(start * size, upto - size + 1, size)]
-    node, twins = tree.follow(lease.node, keys, lease.priority)
+    node, twins = tree.follow(lease.node, keys, lease.priority, lease.owner)
     new = keys[len(twins) :]
     tail = tuple(tokens[upto - upto % size : upto])
     longer = node.extender(tail) if tail and not new else None
@@ -87,7 +87,7 @@ def _insert(tree: PrefixTree, lease: Lease, tokens: Sequence[int], upto: int) ->
     lease.shared += len(twins)
     if new:
         pages = lease.pages[lease.shared : lease.shared + len(new)]
-        node = tree.attach(node, new, pages, lease.priority)
+        node = tree.attach(node, new, pages, lease.priority, lease.owner)
         lease.shared += len(new)
     lease.node = node
     lease.published = upto if owns_tail else lease.shared * size

@@ -6,44 +6,20 @@ subtrees and every page in them can be evicted, leaf by leaf. A split leaves the
 identity: pins on it stay valid. The tree knows no lease: callers pass nodes and keep the pins they took.
 
 What must hold: whole pages everywhere but at the end of a leaf; siblings differ in their first page;
-the eviction order holds exactly the leaves without locks; `evictable` counts the pages without locks;
-no node has more hits than the one above it.
+the eviction order holds exactly the leaves without locks; `evictable` counts the pages without locks, `held`
+those with holds, `idle_held` those with nothing but holds; no node has more hits than the one above it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from .beside import PageValues
 from .eviction import EvictionOrder, Policy
-from .node import Key, Namespace, Node, common_prefix
+from .match import Match, match_from
+from .node import NOBODY, Key, Namespace, Node
+from .owners import Owners
 from .pool import PagePool
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """The longest cached prefix of some tokens. It holds until the tree next changes.
-
-    `pages` are the whole pages, the last of which is page `at` - 1 of `node`'s run. Where the prefix goes
-    on inside a page, the first `slots` slots of one more page match: the page after `at` where `source`
-    is `node`, the first page of `source` where it is a child.
-    `pins` and `source_pins` count the pages that pinning either would keep from eviction.
-    """
-
-    node: Node | None = None
-    at: int = 0
-    pages: tuple[int, ...] = ()
-    source: Node | None = None
-    slots: int = 0
-    pins: int = 0
-    source_pins: int = 0
-
-    def all_pages(self) -> tuple[int, ...]:
-        """The pages that hold the prefix, with the one in which it ends."""
-        if self.source is None:
-            return self.pages
-        return (*self.pages, self.source.pages[self.at if self.source is self.node else 0])
 
 
 class PrefixTree:
@@ -54,10 +30,13 @@ class PrefixTree:
         self.cached = 0
         self.tokens = 0
         self.evictable = 0
+        self.held = 0
+        self.idle_held = 0
         self.node_count = 0
         self.clock = 0
         self.roots: dict[Namespace, Node] = {}
         self.leaves = EvictionOrder(policy)
+        self.owners = Owners()
         self.values = values
         self._pool = pool
         self._serial = 0
@@ -67,27 +46,7 @@ class PrefixTree:
     def find(self, tokens: Sequence[int], namespace: Namespace) -> Match:
         """The longest cached prefix of `tokens`. Changes nothing."""
         node = self.roots.get(namespace)
-        if node is None:
-            return Match()
-        size, at, pins = self.page_size, 0, 0
-        pages: list[int] = []
-        while True:
-            key = tuple(tokens[len(pages) * size : (len(pages) + 1) * size])
-            if len(key) < size:
-                break
-            if at == len(node.keys):
-                child = node.children.get(key)
-                if child is None:
-                    break
-                node, at = child, 0
-            elif node.keys[at] != key:
-                break
-            pages.append(node.pages[at])
-            at += 1
-            pins += node.locks == 0
-        source, slots = _inside(node, at, key)
-        source_pins = int(source is not None and source.locks == 0)
-        return Match(node, at, tuple(pages), source, slots, pins, source_pins)
+        return Match() if node is None else match_from(node, tokens, self.page_size)
 
     def nodes(self) -> Iterator[Node]:
         """Every node, roots included, parents before children, in the order of the keys."""
@@ -103,19 +62,60 @@ class PrefixTree:
     def root(self, namespace: Namespace) -> Node:
         """The root of a namespace, made if need be. The caller pins it at once."""
         if namespace not in self.roots:
-            self.roots[namespace] = self._new_node(namespace, None)
+            self.roots[namespace] = self._new_node(namespace, None, NOBODY)
         return self.roots[namespace]
 
-    def pin(self, node: Node, priority: int) -> None:
-        """Keep the path from the root to `node` from eviction."""
+    def pin(self, node: Node, priority: int, owner: str | None) -> None:
+        """Keep the path from the root to `node` from eviction; None: it is no use of anybody's."""
         step: Node | None = node
         while step is not None:
-            self._lock(step, priority)
+            self._lock(step, priority, owner)
             step = step.parent
 
     def unpin(self, node: Node) -> None:
         """Take one pin back; the whole path counts as used now."""
         self.clock += 1
+        step: Node | None = node
+        while step is not None:
+            parent = step.parent
+            step.last_used = self.clock
+            self._unlock(step)
+            step = parent
+
+    def hold(self, node: Node, owner: str) -> None:
+        """A pin that is counted apart. It lasts, and so its end is no use."""
+        step: Node | None = node
+        while step is not None:
+            self._lock(step, step.priority, owner)
+            step = step.parent
+        self.count_hold(node)
+
+    def end_hold(self, node: Node) -> None:
+        self.uncount_hold(node)
+        self.unlock_hold(node)
+
+    def count_hold(self, node: Node) -> None:
+        step: Node | None = node
+        while step is not None:
+            step.holds += 1
+            if step.holds == 1:
+                self.held += len(step.pages)
+            if step.locks == step.holds:
+                self.idle_held += len(step.pages)
+            step = step.parent
+
+    def uncount_hold(self, node: Node) -> None:
+        """What `count_hold` can take back. The pin stays: `unlock_hold` ends it."""
+        step: Node | None = node
+        while step is not None:
+            if step.locks == step.holds:
+                self.idle_held -= len(step.pages)
+            step.holds -= 1
+            if step.holds == 0:
+                self.held -= len(step.pages)
+            step = step.parent
+
+    def unlock_hold(self, node: Node) -> None:
         step: Node | None = node
         while step is not None:
             parent = step.parent
@@ -140,10 +140,10 @@ class PrefixTree:
         if at == 0:
             assert node.parent is not None, "a root has no pages to cut before"
             return node.parent
-        upper = self._new_node(node.namespace, node.parent)
+        upper = self._new_node(node.namespace, node.parent, node.owner)
         upper.keys, upper.pages = node.keys[:at], node.pages[:at]
         upper.locks, upper.last_used, upper.priority = node.locks, node.last_used, node.priority
-        upper.hits = node.hits
+        upper.hits, upper.holds, upper.spent = node.hits, node.holds, node.spent
         assert node.parent is not None, "a run has a parent"
         node.parent.replace_child(upper)
         node.keys, node.pages = node.keys[at:], node.pages[at:]
@@ -153,25 +153,28 @@ class PrefixTree:
 
     # -- growth: the caller holds a pin on `node` and afterwards holds it on the returned node --------
 
-    def follow(self, node: Node, keys: Sequence[Key], priority: int) -> tuple[Node, list[int]]:
+    def follow(self, node: Node, keys: Sequence[Key], priority: int, owner: str) -> tuple[Node, list[int]]:
         """Move a pin from the end of `node` down the whole pages `keys`, as far as they are cached."""
         pages: list[int] = []
         while len(pages) < len(keys) and (child := node.children.get(keys[len(pages)])) is not None:
             node = self.cut(child, _run_in(child, keys, len(pages)))
-            self._lock(node, priority)
+            self._lock(node, priority, owner)
             pages += node.pages
         return node, pages
 
-    def attach(self, node: Node, keys: Sequence[Key], pages: Sequence[int], priority: int) -> Node:
-        """Put new pages below `node`. A leaf that nobody else has pinned grows in place."""
+    def attach(
+        self, node: Node, keys: Sequence[Key], pages: Sequence[int], priority: int, owner: str
+    ) -> Node:
+        """Put new pages below `node`. A leaf of the same owner that nobody else has pinned grows in place."""
         self.cached += len(pages)
         self.tokens += sum(map(len, keys))
-        if node.parent is not None and not node.children and node.locks == 1:
+        is_own = node.owner == owner and not node.spent
+        if is_own and node.parent is not None and not node.children and node.locks == 1:
             assert len(node.keys[-1]) == self.page_size, "only whole pages are followed by others"
             node.keys += keys
             node.pages += pages
             return node
-        child = self._new_node(node.namespace, node)
+        child = self._new_node(node.namespace, node, owner)
         child.keys, child.pages = list(keys), list(pages)
         child.locks, child.priority = 1, priority
         node.add_child(child)
@@ -190,7 +193,7 @@ class PrefixTree:
         node.parent.add_child(node)
         self._drop_prefixes(node.parent, key)
 
-    def move_to_twin(self, node: Node, key: Key, priority: int) -> Node:
+    def move_to_twin(self, node: Node, key: Key, priority: int, owner: str) -> Node:
         """Move a pin from `node`, one partial page, to the start of its sibling whose first page is `key`.
 
         `key` extends the page of `node`, which is dropped unless something else has it pinned.
@@ -198,7 +201,8 @@ class PrefixTree:
         assert node.parent is not None, "a run has a parent"
         twin = self.cut(node.parent.children[key], 1)
         self.values.fill(twin.pages[0], node.pages[0], len(key))
-        self._lock(twin, priority)
+        self._lock(twin, priority, owner)
+        node.last_used = self.clock
         self._unlock(node)
         return twin
 
@@ -213,27 +217,56 @@ class PrefixTree:
             count -= len(leaf.pages) - keep
             self._free_tail(leaf, keep)
 
+    def end_owner(self, owner: str, *, drop: bool) -> int:
+        """What nobody but `owner` used goes first from now on. With `drop`, what of it nothing has pinned
+        goes at once: how many pages."""
+        nodes = self.owners.end(owner)
+        for node in nodes:
+            if node.rank is not None:
+                self.leaves.discard(node)
+                self.leaves.add(node)
+        return self._drop(nodes) if drop else 0
+
     # -- inside ----------------------------------------------------------------------------------
 
-    def _new_node(self, namespace: Namespace, parent: Node | None) -> Node:
+    def _new_node(self, namespace: Namespace, parent: Node | None, owner: str) -> Node:
         self._serial += 1
         self.node_count += 1
-        return Node(namespace, parent, self._serial)
+        node = Node(namespace, parent, self._serial)
+        self.owners.give(node, owner)
+        return node
 
-    def _lock(self, node: Node, priority: int) -> None:
+    def _lock(self, node: Node, priority: int, owner: str | None) -> None:
         if node.locks == 0:
             self.evictable -= len(node.pages)
             self.leaves.discard(node)
+        elif node.locks == node.holds:
+            self.idle_held -= len(node.pages)
         node.locks += 1
         node.priority = max(node.priority, priority)
+        if owner is not None and (node.owner != owner or node.spent):
+            self.owners.use(node, owner)
 
     def _unlock(self, node: Node) -> None:
         assert node.locks > 0, "a pin is taken back once"
         node.locks -= 1
-        node.last_used = self.clock
         if node.locks == 0:
             self.evictable += len(node.pages)
             self._settle(node)
+        elif node.locks == node.holds:
+            self.idle_held += len(node.pages)
+
+    def _drop(self, nodes: Sequence[Node]) -> int:
+        """Free those of some nodes that are not pinned and have nothing else below them."""
+        before, left = self.cached, {node.serial: node for node in nodes}
+        for node in nodes:
+            step: Node | None = node
+            while step is not None and step.serial in left and step.locks == 0 and not step.children:
+                del left[step.serial]
+                parent = step.parent
+                self._free_tail(step, 0)
+                step = parent
+        return before - self.cached
 
     def _settle(self, node: Node) -> None:
         """Give a node without locks its due: a leaf can be evicted, an empty root goes."""
@@ -269,20 +302,13 @@ class PrefixTree:
             del leaf.pages[keep:], leaf.keys[keep:]
             return
         self.leaves.discard(leaf)
+        self.owners.forget(leaf)
         parent = leaf.parent
         assert parent is not None, "a run has a parent"
         parent.remove_child(leaf)
         self.node_count -= 1
         if parent.locks == 0:
             self._settle(parent)
-
-
-def _inside(node: Node, at: int, query: Key) -> tuple[Node | None, int]:
-    """Where `query` goes on inside a page after the first `at` pages of `node`: the node and the slots."""
-    if at < len(node.keys):
-        slots = common_prefix(node.keys[at], query)
-        return (node if slots else None), slots
-    return node.nearest(query)
 
 
 def _run_in(node: Node, keys: Sequence[Key], start: int) -> int:

@@ -48,6 +48,7 @@ class Peek:
 class CacheStats:
     """Pages now, and totals since the cache was made. Hit rate: cached_tokens / asked_tokens.
 
+    held_pages: those that holds keep from eviction, whatever else has them pinned.
     saved_pages: how many more pages the leases would hold now if each had all of its pages to itself.
     """
 
@@ -56,6 +57,7 @@ class CacheStats:
     cached_pages: int
     leased_pages: int
     evictable_pages: int
+    held_pages: int
     saved_pages: int
     leases: int
     acquired: int

@@ -17,7 +17,9 @@ class EngineConfig:
     """Options of `Engine`. Raises InvalidConfig on the first value that is not allowed.
 
     kv_memory is bytes for keys and values; num_pages, where given, wins over it. chunk_size is the most
-    tokens one step computes, max_running the most sequences it runs. device, attention and dtype are settled
+    tokens one step computes, max_running the most sequences it runs, max_running_per_tenant the most of one
+    tenant (None: as many as there are). hold_budget is the share of the pool that holds of programs keep at
+    most. device, attention and dtype are settled
     by the machine where they are "auto": a GPU, its Triton kernels and bfloat16, else the CPU and float32.
     dtype is how weights, keys and values are stored; on a CPU all of it is computed with in float32.
     quantization int8, for CPUs, rounds weights to bytes, one scale an output, and activations when they meet
@@ -38,7 +40,9 @@ class EngineConfig:
     policy: Literal["cache-aware", "fcfs"] = "cache-aware"
     chunk_size: int = 512
     max_running: int = 64
+    max_running_per_tenant: int | None = None
     max_context: int | None = None
+    hold_budget: float = 0.25
     seed: int = 0
     threads: int | None = None
 
@@ -51,6 +55,7 @@ class EngineConfig:
                 what = "a number of bytes" if name == "kv_memory" else "an integer"
                 _check_integer(name, value, 1, most, what)
         _check_integer("seed", self.seed, -(1 << 63), (1 << 64) - 1)
+        _check_share("hold_budget", self.hold_budget)
         if not isinstance(self.prefix_cache, bool):
             raise InvalidConfig(f"prefix_cache must be true or false, got {quote(self.prefix_cache)}")
         if not isinstance(self.model, str):
@@ -72,10 +77,11 @@ _COUNTS: Mapping[str, int] = {  # the most allowed: more than any machine has, a
     "num_pages": 1 << 48,
     "chunk_size": 1 << 31,
     "max_running": 1 << 31,
+    "max_running_per_tenant": 1 << 31,
     "max_context": 1 << 31,
     "threads": 1024,
 }
-_OPTIONAL = ("num_pages", "max_context", "threads")
+_OPTIONAL = ("num_pages", "max_running_per_tenant", "max_context", "threads")
 
 
 def _check_choice(name: str, value: object, allowed: tuple[object, ...]) -> None:
@@ -87,3 +93,8 @@ def _check_choice(name: str, value: object, allowed: tuple[object, ...]) -> None
 def _check_integer(name: str, value: object, least: int, most: int, what: str = "an integer") -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise InvalidConfig(f"{name} must be {what} from {least} to {most}, got {quote(value)}")
+
+
+def _check_share(name: str, value: object) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+        raise InvalidConfig(f"{name} must be a number from 0 to 1, got {quote(value)}")

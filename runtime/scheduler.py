@@ -17,30 +17,35 @@ the slot is published.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from ..radix.cache import PrefixCache
 from .errors import InvalidRequest, TooLarge
+from .holds import Holds
 from .known_values import KnownValues
 from .policy import Budget, Decision, Policy, RunningView, WaitingView, decide
+from .programs import Programs
 from .sequence import Sequence
-from .types import Copy, FinishReason, Outcome, Plan, Row, SequenceKey
+from .types import Copy, Ending, FinishReason, Outcome, Plan, Row, SequenceKey
 
 if TYPE_CHECKING:
     from .slot_logprobs import SlotLogprobs
 
 # How many waiting sequences one plan looks at. Looking costs a walk down the tree for each; a prefix shared
-# by prompts further apart than this is found when they come nearer.
+# by prompts further apart than this is found when they come nearer. Of those forked together with one that it
+# looks at, or that runs, it looks at as many more.
 WINDOW = 64
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
     """Counts at one moment (`waiting`, `running`) and totals so far. `prompt_tokens` and `cached_tokens`
-    count each sequence once, at its first admission: a replay after preemption is no cache hit."""
+    count each sequence once, at its first admission: a replay after preemption is no cache hit. `holds` and
+    the totals after it: see HoldStats."""
 
     waiting: int
     running: int
@@ -50,35 +55,46 @@ class SchedulerStats:
     prompt_tokens: int
     cached_tokens: int
     ended: int
+    holds: int
+    holds_granted: int
+    holds_refused: int
+    holds_broken: int
 
 
 class Scheduler:
     """Runs at most `max_running` sequences and computes at most `chunk_size` tokens a step.
 
     A chunk below `max_running` limits the running ones too, so that every step moves each of them that
-    decodes and at least one that prefills. No sequence grows beyond `max_context` tokens or the whole pool.
-    `values` is what the cache tells of its pages.
+    decodes and at least one that prefills. At most `max_running_per_tenant` of them are of one
+    tenant, where that is given. No sequence grows beyond `max_context` tokens or the whole pool.
+    `values` is what the cache tells of its pages, `holds` what programs keep there between two calls.
     """
 
     def __init__(
         self,
         cache: PrefixCache,
         values: SlotLogprobs,
+        holds: Holds,
         *,
         policy: Policy,
         chunk_size: int,
         max_running: int,
         max_context: int,
+        max_running_per_tenant: int | None = None,
     ) -> None:
         self._cache = cache
         self._known = KnownValues(cache, values)
+        self._holds = holds
+        self._programs = Programs(cache, holds)
         self._policy: Policy = policy
         self._chunk_size = chunk_size
         self._slots = min(max_running, chunk_size)
         self._max_context = max_context
+        self._tenant_slots = max_running_per_tenant
         self.max_length = min(max_context, cache.num_pages * cache.page_size)
         self._sequences: dict[SequenceKey, Sequence] = {}
         self._waiting: list[Sequence] = []
+        self._forked: dict[str, dict[SequenceKey, Sequence]] = {}  # those waiting, by fork group
         self._running: dict[SequenceKey, Sequence] = {}
         self._aborting: list[Sequence] = []
         self._ended: list[Sequence] = []
@@ -112,6 +128,7 @@ class Scheduler:
         return self._cache.cached_tokens + private
 
     def stats(self) -> SchedulerStats:
+        holds = self._holds.stats()
         return SchedulerStats(
             waiting=len(self._waiting),
             running=len(self._running),
@@ -121,6 +138,10 @@ class Scheduler:
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             ended=self._total_ended,
+            holds=holds.programs,
+            holds_granted=holds.granted,
+            holds_refused=holds.refused,
+            holds_broken=holds.broken,
         )
 
     # -- commands ----------------------------------------------------------------------------------
@@ -133,7 +154,8 @@ class Scheduler:
         if self._waiting and seq.request.priority > self._waiting[0].request.priority:
             self._blocked = False
         self._sequences[seq.key] = seq
-        insort(self._waiting, seq, key=_place)
+        self._programs.begin(seq)
+        self._queue(seq)
 
     def check(self, seq: Sequence) -> None:
         """Raises InvalidRequest for an empty prompt or a key that is in use, TooLarge when the prompt and one
@@ -169,11 +191,24 @@ class Scheduler:
             self._aborting.append(seq)
         return True
 
+    def end_programs(self, program_ids: Iterable[str], how: Ending) -> None:
+        """See Ending. What runs of cancelled ones ends as if it was aborted, but leaves nothing cached."""
+        for seq in self._programs.end(program_ids, how):
+            self.abort(seq.key)
+        self._blocked = False
+
+    def release_holds(self) -> None:
+        """End all holds."""
+        self._holds.release_all()
+        self._blocked = False
+
     def plan(self) -> Plan | None:
         """What the next step computes; None when nothing is there to run. Takes pages and may preempt.
         Ends what was aborted, and what asks for nothing that is not cached: see take_ended."""
         assert self._in_flight is None, "a plan is committed or failed before the next one is made"
         self.end_aborted()
+        if self._holds.expire():
+            self._blocked = False
         if not self._sequences:
             return None
         preempted: list[Sequence] = []
@@ -236,6 +271,14 @@ class Scheduler:
     # -- making a plan -----------------------------------------------------------------------------
 
     def _decide(self, preempted: list[Sequence]) -> tuple[list[WaitingView], Decision]:
+        """What the policy says once no hold has to give way."""
+        while True:
+            waiting, decision = self._ask(preempted)
+            if not decision.give_way:
+                return waiting, decision
+            self._holds.give_way(decision.give_way)
+
+    def _ask(self, preempted: list[Sequence]) -> tuple[list[WaitingView], Decision]:
         budget = Budget(
             tokens=self._chunk_size,
             slots=self._slots,
@@ -243,6 +286,8 @@ class Scheduler:
             page_size=self._cache.page_size,
             shares=self._cache.enabled,
             above=max((seq.request.priority for seq in preempted), default=None),
+            idle_held=self._cache.idle_held_pages,
+            beside_holds=self._cache.num_pages - self._cache.held_pages,
         )
         running = [self._running_view(seq) for seq in self._running.values()]
         waiting = self._waiting_views(running, budget.pages)
@@ -262,7 +307,7 @@ class Scheduler:
 
     def _candidates(self, running: list[RunningView]) -> list[Sequence]:
         """Who may be admitted now. Nobody is looked at when nobody could be."""
-        window = list(islice((seq for seq in self._waiting if seq.is_ready), WINDOW))
+        window = self._window()
         if not running or not window:
             return window
         if self._blocked:
@@ -271,6 +316,32 @@ class Scheduler:
             lowest = min(view.priority for view in running)
             return [seq for seq in window if seq.request.priority > lowest]
         return window
+
+    def _window(self) -> list[Sequence]:
+        """Those that wait and may run, as they stand in the queue, and their siblings from further back."""
+        taken = Counter(seq.request.tenant for seq in self._running.values() if self._tenant_slots)
+        window = list(islice(self._admissible(self._waiting, taken), WINDOW))
+        if self._forked and len(self._waiting) > len(window):
+            window += islice(self._admissible(self._siblings_of(window), taken), WINDOW)
+        return window
+
+    def _admissible(self, waiting: Iterable[Sequence], taken: Counter[str]) -> Iterator[Sequence]:
+        """No more of a tenant than it has room for beside what it has `taken`."""
+        for seq in waiting:
+            if not seq.is_ready:
+                continue
+            if self._tenant_slots is not None:
+                if taken[seq.request.tenant] >= self._tenant_slots:
+                    continue
+                taken[seq.request.tenant] += 1
+            yield seq
+
+    def _siblings_of(self, window: list[Sequence]) -> list[Sequence]:
+        """Who else waits of those that were forked together with one that runs or is in the window."""
+        groups = dict.fromkeys(_group(seq) for seq in [*self._running.values(), *window])
+        seen = {seq.key for seq in window}
+        waiting = (seq for group in groups for seq in self._forked.get(group, {}).values())
+        return [seq for seq in waiting if seq.key not in seen]
 
     def _running_view(self, seq: Sequence) -> RunningView:
         lease = seq.lease
@@ -291,6 +362,7 @@ class Scheduler:
             growth=growth,
             reserved=max(0, self._pages_for(seq.reach if prefills else length) - held - growth),
             prefills=prefills,
+            group=_group(seq),
         )
 
     def _waiting_view(self, seq: Sequence, pages: int) -> WaitingView:
@@ -312,6 +384,7 @@ class Scheduler:
             own_pages=None
             if seq.shared is None
             else self._pages_for(seq.reach) - seq.shared // self._cache.page_size,
+            group=_group(seq),
         )
 
     def _grow(self, seq: Sequence, count: int) -> Row:
@@ -326,8 +399,14 @@ class Scheduler:
         """Its first row. If less of it is cached by now than was seen, the row starts and ends earlier; None,
         and it waits on, if such a loss before it cost the page that it lacks: what was matched whole may now
         have to be copied, and its source is kept as well until the step has run."""
-        stop = len(seq.tokens) - remaining + count
-        lease = self._cache.acquire(seq.tokens, seq.request.namespace, stop, priority=seq.request.priority)
+        stop, request = len(seq.tokens) - remaining + count, seq.request
+        lease = self._cache.acquire(
+            seq.tokens,
+            request.namespace,
+            stop,
+            priority=request.priority,
+            owner=request.hint.program_id,
+        )
         if lease is None:
             return None
         seq.hold(lease)
@@ -359,7 +438,8 @@ class Scheduler:
 
     def _answer(self, seq: Sequence) -> None:
         """End a waiting sequence all of which is known: no row computes anything for it."""
-        seen = self._cache.visit(seq.tokens, seq.request.namespace, priority=seq.request.priority)
+        request, owner = seq.request, seq.request.hint.program_id
+        seen = self._cache.visit(seq.tokens, request.namespace, priority=request.priority, owner=owner)
         seq.meet(seen.cached_tokens)
         self._known.give_all(seq, seen)
         self._count_prompt(seq)
@@ -411,13 +491,13 @@ class Scheduler:
         seq.preemptions += 1
         self._preemptions += 1
         del self._running[seq.key]
-        insort(self._waiting, seq, key=_place)
+        self._queue(seq)
 
     def end_aborted(self) -> None:
         """End what was aborted, between two steps; plan, commit and fail do so by themselves."""
         for seq in self._aborting:
             if seq.status != "finished":
-                self._end(seq, "abort", None, publish=True)
+                self._end(seq, "abort", None, publish=not self._programs.is_cancelled(seq))
         self._aborting.clear()
 
     def _end_failed(self, seq: Sequence, error: str | None) -> None:
@@ -442,6 +522,7 @@ class Scheduler:
         self._blocked = False
         self._total_ended += 1
         self._ended.append(seq)
+        self._programs.leave(seq, reason)
         if reason in ("abort", "error"):
             self._end_branches(seq, reason, error)
 
@@ -451,15 +532,30 @@ class Scheduler:
             if branch.status != "finished":
                 self._end(branch, reason, error, publish=False)
 
+    def _queue(self, seq: Sequence) -> None:
+        insort(self._waiting, seq, key=_place)
+        if group := _group(seq):
+            self._forked.setdefault(group, {})[seq.key] = seq
+
     def _remove_waiting(self, seq: Sequence) -> None:
         place = bisect_left(self._waiting, _place(seq), key=_place)
         assert self._waiting[place] is seq, "the queue is sorted by place"
         del self._waiting[place]
+        if group := _group(seq):
+            siblings = self._forked[group]
+            del siblings[seq.key]
+            if not siblings:
+                del self._forked[group]
 
 
 def _place(seq: Sequence) -> tuple[int, bool, int]:
     """Where a sequence waits: by priority, those that were preempted first, then by arrival."""
     return (-seq.request.priority, seq.preemptions == 0, seq.arrival)
+
+
+def _group(seq: Sequence) -> str:
+    """With whom it was forked; a batch that is known as a whole has an order of its own."""
+    return seq.request.hint.fork_group if seq.shared is None else ""
 
 
 def _is_prefill(seq: Sequence, row: Row) -> bool:

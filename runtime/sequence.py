@@ -39,6 +39,7 @@ class Sequence:
     `context` is what a scored continuation waits for, `branches` are those that wait for this one.
     `shared` is given to the members of a batch that is known as a whole, see batch_order.py: how many tokens
     this one shares with the one before it in the order of the batch.
+    `held_tokens` is set at its end, if its request asked for a hold.
     """
 
     request: Request
@@ -62,6 +63,7 @@ class Sequence:
     passed_over: int = 0
     finish_reason: FinishReason | None = None
     error: str | None = None
+    held_tokens: int | None = None
     _table: tuple[int, ...] = ()
     _table_version: int = -1
 

@@ -51,9 +51,33 @@ class SlotValue(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Hint:
+    """What a program tells about a request. It changes when things run and what is kept, never a result.
+
+    `program_id` names the branch of a program that asks, unique among all that share a namespace, `parent_id`
+    the branch that it was forked from, `fork_group` those that were forked together. `hold_s` asks to keep
+    the prefix, with what is generated, for so many seconds after the end, in the place of an earlier hold of
+    this branch; it takes a `program_id`. `done`: the branch asks for nothing after this.
+    """
+
+    program_id: str = ""
+    parent_id: str = ""
+    fork_group: str = ""
+    hold_s: float | None = None
+    done: bool = False
+
+
+Ending = Literal["released", "done", "cancelled"]
+"""What becomes of a branch. released: what is held for it need not be held any longer. done: it also asks for
+nothing any more, so what only it has cached goes first. cancelled: that goes at once, and what it runs is
+aborted."""
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One prompt to continue. `adapter` is part of the namespace: pages of two adapters are never shared.
 
+    `tenant` is who asks, for limits on what one of them may run at a time.
     With `continuations` nothing is generated: each of them is scored after the prompt, as the choice of its
     index. The prompt runs first, and once for all of them.
     """
@@ -65,6 +89,8 @@ class Request:
     adapter: str = ""
     priority: int = 0
     continuations: tuple[tuple[int, ...], ...] = ()
+    tenant: str = ""
+    hint: Hint = Hint()
 
     @property
     def choices(self) -> range:
@@ -159,8 +185,9 @@ class Event:
     the sequence was first admitted (a replay after preemption does not raise it), `computed_tokens` every
     token that a row of it computed, `forced_tokens` the generated ones that a grammar left no choice about.
     `waited_s`: from its arrival to the first step it took part in, if any; it makes no two events differ.
-    Of a scored continuation, `prompt_logprobs` are those of its tokens. With `refused`, the one event of a
-    request whose grammar turned out to be of no use, for the reason in `error`.
+    `held_tokens`, in the terminal event of a request that asked for a hold: how many are held, 0 if it was
+    refused. Of a scored continuation, `prompt_logprobs` are those of its tokens. With `refused`, the one
+    event of a request whose grammar turned out to be of no use, for the reason in `error`.
     """
 
     request_id: str
@@ -178,6 +205,7 @@ class Event:
     computed_tokens: int = 0
     forced_tokens: int = 0
     refused: bool = False
+    held_tokens: int | None = None
     waited_s: float | None = field(default=None, compare=False)
 
 

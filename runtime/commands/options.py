@@ -55,7 +55,9 @@ ENGINE_FLAGS: Mapping[str, Flag] = {
     "policy": Flag("order in which waiting prompts start"),
     "chunk_size": Flag("most tokens one step computes"),
     "max_running": Flag("most sequences that run at a time"),
+    "max_running_per_tenant": Flag("most of them for one API key; not given: no such limit"),
     "max_context": Flag("most tokens in a sequence; not given: what the model was made for"),
+    "hold_budget": Flag("share of the pool that programs may hold for their next calls"),
     "seed": Flag("seed of random weights, and of prompts without a seed of their own"),
     "threads": Flag("threads to compute with; not given: one for each core"),
 }

@@ -1,4 +1,5 @@
-"""State machine: in pools that are far too small, no lease ever reads a slot that is not its own prefix.
+"""State machine: in pools that are far too small, no lease ever reads a slot that is not its own prefix, and
+what a hold keeps is found until it ends.
 
 The oracle is a store that keeps, for each slot of each page, the whole token prefix whose KV was
 written there. Pages handed out are poisoned; a copy moves contents only when its step runs, as late as
@@ -14,13 +15,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from radixlm.radix.cache import PrefixCache
-from radixlm.radix.lease import Lease, PageCopy
+from radixlm.radix.lease import Hold, Lease, PageCopy
 
 NAMESPACES = [(), ("a", "bc"), ("ab", "c")]
 # Mostly one namespace and one token: the rarer the difference, the more is shared and the deeper.
 NAMESPACE = st.sampled_from([(), (), (), (), *NAMESPACES[1:]])
 TOKEN = st.sampled_from([0, 0, 0, 1])
 TOKENS = st.lists(TOKEN, min_size=1, max_size=13)
+OWNER = st.sampled_from(["", "a", "a", "b"])
 Slot = tuple[tuple[str, ...], tuple[int, ...]] | None
 POISON = None
 
@@ -46,6 +48,7 @@ class CacheModel(RuleBasedStateMachine):
         self.cache = PrefixCache(num_pages, page_size, eviction=eviction, enabled=enabled)  # type: ignore[arg-type]
         self.store: list[list[Slot]] = [[POISON] * page_size for _ in range(num_pages)]
         self.live: list[Sequence] = []
+        self.holds: dict[Hold, tuple[tuple[str, ...], list[int]]] = {}
         self.flying: list[PageCopy] = []
         self.unmade: set[Sequence] = set()
         self.published: dict[tuple[str, ...], set[tuple[int, ...]]] = {name: {()} for name in NAMESPACES}
@@ -96,18 +99,22 @@ class CacheModel(RuleBasedStateMachine):
         namespace=NAMESPACE,
         extra=st.integers(-3, 6),
         priority=st.integers(0, 2),
+        owner=OWNER,
     )
-    def acquire(self, tokens: list[int], namespace: tuple[str, ...], extra: int, priority: int) -> None:
+    def acquire(
+        self, tokens: list[int], namespace: tuple[str, ...], extra: int, priority: int, owner: str
+    ) -> None:
         length = max(0, len(tokens) + extra)
         peek, fits = self.cache.peek(tokens, namespace), self.cache.fits(tokens, namespace, length)
         before = self.state()
-        lease = self.cache.acquire(tokens, namespace, length, priority=priority)
+        lease = self.cache.acquire(tokens, namespace, length, priority=priority, owner=owner)
         assert (lease is not None) == fits
         if lease is None:
             assert peek.needed(length) > peek.room
             assert (
                 self.live
                 or length > self.cache.num_pages * self.size
+                or self.holds
                 or self.cache.evictable_pages < (self.cache.cached_pages)
             ), "alone, whatever fits the pool is granted"
             assert self.state() == before
@@ -202,6 +209,52 @@ class CacheModel(RuleBasedStateMachine):
         self.unmade.discard(seq)
         self.cache.release(seq.lease)
 
+    @rule(tokens=TOKENS, namespace=NAMESPACE, owner=OWNER)
+    def visit(self, tokens: list[int], namespace: tuple[str, ...], owner: str) -> None:
+        peek = self.cache.peek(tokens, namespace)
+        assert self.cache.visit(tokens, namespace, owner=owner) == peek
+
+    @rule(data=st.data(), budget=st.integers(0, 12), owner=OWNER, replaces=st.booleans())
+    def hold(self, data: st.DataObject, budget: int, owner: str, replaces: bool) -> None:
+        known = [(seq.lease.namespace, seq.tokens) for seq in self.live]
+        tokens = data.draw(TOKENS)
+        namespace, tokens = data.draw(st.sampled_from([*known, (data.draw(NAMESPACE), tokens)]))
+        old = data.draw(st.lists(st.sampled_from(list(self.holds)), unique=True)) if self.holds else []
+        old = old if replaces else []
+        peek, before, held = self.cache.peek(tokens, namespace), self.state(), self.cache.held_pages
+        hold = self.cache.hold(tokens, namespace, budget, owner=owner, instead_of=old)
+        if hold is None:
+            assert not peek.cached_tokens or held + len(peek.pages) > budget
+            assert self.state() == before
+            return
+        assert hold.tokens == peek.cached_tokens > 0
+        assert self.cache.held_pages <= budget
+        for each in old:
+            del self.holds[each]
+        self.holds[hold] = (namespace, tokens[: hold.tokens])
+
+    @precondition(lambda self: self.holds)
+    @rule(data=st.data())
+    def release_hold(self, data: st.DataObject) -> None:
+        hold = data.draw(st.sampled_from(list(self.holds)))
+        del self.holds[hold]
+        self.cache.release_hold(hold)
+
+    @rule(owner=st.sampled_from(["a", "b", "nobody known"]), drop=st.booleans())
+    def end_owner(self, owner: str, drop: bool) -> None:
+        free, evictable, spent = self.cache.free_pages, self.cache.evictable_pages, self.idle_spent()
+        dropped = self.cache.end_owner(owner, drop=drop)
+        assert f"owner {owner!r}" not in self.cache.dump()
+        assert (self.cache.free_pages, self.cache.evictable_pages) == (free + dropped, evictable - dropped)
+        if drop:
+            assert self.idle_spent() <= spent, "what nothing has pinned went at once"
+        else:
+            assert dropped == 0
+
+    def idle_spent(self) -> set[str]:
+        lines = self.cache.dump().splitlines()
+        return {line for line in lines if line.endswith(" spent") and " locks 0 " in line}
+
     @rule()
     def take_copies(self) -> None:
         self.flying += self.cache.take_copies()
@@ -252,9 +305,22 @@ class CacheModel(RuleBasedStateMachine):
                 if seq not in self.unmade:
                     self.verify(seq)
 
+    @invariant()
+    def what_is_held_is_found(self) -> None:
+        if hasattr(self, "cache"):
+            for namespace, tokens in self.holds.values():
+                peek = self.cache.peek(tokens, namespace)
+                assert peek.cached_tokens == len(tokens)
+                for at in range(len(tokens)):
+                    slot = self.store[peek.pages[at // self.size]][at % self.size]
+                    assert slot == (namespace, tuple(tokens[: at + 1]))
+
     def teardown(self) -> None:
         if not hasattr(self, "cache"):
             return
+        for hold in self.holds:
+            self.cache.release_hold(hold)
+        assert (self.cache.held_pages, self.cache.idle_held_pages) == (0, 0)
         self.make_copies()
         for seq in self.live:
             self.verify(seq)
@@ -266,6 +332,7 @@ class CacheModel(RuleBasedStateMachine):
         self.cache.flush()
         assert self.cache.free_pages == self.cache.num_pages
         assert self.cache.dump() == ""
+        assert self.cache.owners == 0
 
 
 TestCacheModel = CacheModel.TestCase

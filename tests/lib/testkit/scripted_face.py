@@ -7,7 +7,7 @@ them, one event a token, all made-up numbers being the same each time. Nothing i
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from radixlm.runtime.grammar.spec import GrammarSpec
 from radixlm.runtime.metrics import EngineInfo, EngineStats
 from radixlm.runtime.stops import StopChecker
 from radixlm.runtime.tokenizer import Tokenizer
-from radixlm.runtime.types import Event, FinishReason, Request, TokenLogprob
+from radixlm.runtime.types import Ending, Event, FinishReason, Request, TokenLogprob
 from radixlm.runtime.worker import Pulse
 
 Script = Callable[[Request], str]
@@ -37,6 +37,7 @@ class ScriptedFace:
         self.max_length = max_length
         self.requests: list[Request] = []
         self.specs: list[GrammarSpec] = []
+        self.endings: list[tuple[tuple[str, ...], Ending]] = []
         self.alive = True
         self.quiet_for = 0.0
         self._script = script
@@ -78,6 +79,10 @@ class ScriptedFace:
     def abort(self, request_id: str) -> Future[bool]:
         self._aborted.add(request_id)
         return _done(True)
+
+    def end_programs(self, program_ids: Sequence[str], how: Ending) -> Future[None]:
+        self.endings.append((tuple(program_ids), how))
+        return _done(None)
 
     def compile(self, spec: GrammarSpec) -> Future[object]:
         self.specs.append(spec)

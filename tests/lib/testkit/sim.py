@@ -10,12 +10,14 @@ way.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 from zlib import crc32
 
 from radixlm.radix.cache import PrefixCache
+from radixlm.runtime.holds import Holds
 from radixlm.runtime.policy import Policy
 from radixlm.runtime.sampling_params import SamplingParams
 from radixlm.runtime.scheduler import Scheduler
@@ -23,6 +25,7 @@ from radixlm.runtime.sequence import Sequence, connect
 from radixlm.runtime.slot_logprobs import SlotLogprobs
 from radixlm.runtime.types import (
     FinishReason,
+    Hint,
     Namespace,
     Outcome,
     Plan,
@@ -31,6 +34,8 @@ from radixlm.runtime.types import (
     SequenceKey,
     SlotValue,
 )
+
+NO_HINT = Hint()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +174,8 @@ class History:
 
 
 class Simulation:
-    """A Scheduler, its cache and a hash world, moved step by step. Checks every plan and every page count."""
+    """A Scheduler, its cache and a hash world, moved step by step. Checks every plan and every page count.
+    `now` is what the clock of its holds shows."""
 
     def __init__(
         self,
@@ -184,23 +190,30 @@ class Simulation:
         eviction: Literal["lru", "priority"] = "lru",
         model: HashModel | None = None,
         burst: int = 1,
+        hold_budget: float = 0.25,
+        max_running_per_tenant: int | None = None,
     ) -> None:
         self.model = model or HashModel()
         self.values = SlotLogprobs(num_pages, page_size)
         self.cache = PrefixCache(
             num_pages, page_size, eviction=eviction, enabled=prefix_cache, values=self.values
         )
+        self.now = 0.0
+        self.hold_pages = int(hold_budget * num_pages)
         self.scheduler = Scheduler(
             self.cache,
             self.values,
+            Holds(self.cache, self.hold_pages, lambda: self.now),
             policy=policy,
             chunk_size=chunk_size,
             max_running=max_running,
             max_context=max_context,
+            max_running_per_tenant=max_running_per_tenant,
         )
         max_length = self.scheduler.max_length
         self.pool = HashPool(num_pages, page_size, self.model, max_length=max_length, burst=burst)
         self.chunk_size, self.max_running = chunk_size, max_running
+        self.tenant_slots = max_running_per_tenant
         self.live: dict[SequenceKey, Sequence] = {}
         self.histories: dict[SequenceKey, History] = {}
         self.plans: list[Plan] = []
@@ -217,6 +230,8 @@ class Simulation:
         prompt_logprobs_start: int | None = None,
         logprobs: int | None = None,
         shared: int | None = None,
+        tenant: str = "",
+        hint: Hint = NO_HINT,
     ) -> SequenceKey:
         """Queue one sequence; raises what Scheduler.add raises. Without an id it gets a number. A member of a
         batch is added in its turn, with what it has in common with the one before it."""
@@ -224,7 +239,10 @@ class Simulation:
             max_tokens=max_tokens, prompt_logprobs_start=prompt_logprobs_start, logprobs=logprobs
         )
         name = str(len(self.histories)) if request_id is None else request_id
-        seq = Sequence(Request(name, tuple(prompt), sampling, salt=salt, priority=priority), index, shared)
+        request = Request(
+            name, tuple(prompt), sampling, salt=salt, priority=priority, tenant=tenant, hint=hint
+        )
+        seq = Sequence(request, index, shared)
         self._queue(seq)
         return seq.key
 
@@ -235,6 +253,8 @@ class Simulation:
         *,
         priority: int = 0,
         salt: str = "",
+        tenant: str = "",
+        hint: Hint = NO_HINT,
     ) -> list[SequenceKey]:
         """Queue the sequences of one item to score; the keys of its continuations. Raises as `add`."""
         request = Request(
@@ -244,6 +264,8 @@ class Simulation:
             salt=salt,
             priority=priority,
             continuations=tuple(map(tuple, continuations)),
+            tenant=tenant,
+            hint=hint,
         )
         sequences = [Sequence(request, index) for index in request.choices]
         connect(sequences)
@@ -271,6 +293,8 @@ class Simulation:
         assert sum(row.stop - row.start for row in plan.rows) <= self.chunk_size, "too many tokens in a step"
         assert 0 < self.scheduler.stats().running <= self.max_running, "too many sequences running"
         assert not plan.preempted or self._may_preempt(plan), "prefills ran each other out of pages"
+        assert self.cache.held_pages <= self.hold_pages, "holds keep more than their budget"
+        assert self._most_of_a_tenant() <= (self.tenant_slots or self.max_running), "a tenant has its share"
         return plan
 
     def commit(self, plan: Plan) -> None:
@@ -348,12 +372,18 @@ class Simulation:
                 assert seq.output == alone[0][: len(seq.output)], f"{key} is no prefix of its output alone"
 
     def check_idle(self) -> None:
-        """Nothing is held once everything has ended: each page is free or cached and evictable."""
+        """Nothing is in use once everything has ended: each page is free, or cached and evictable but for
+        holds."""
         self.cache.check()
         assert self.scheduler.is_idle, "something still waits or runs"
         assert self.cache.leased_pages == 0, "pages are leased although nothing runs"
-        assert self.cache.free_pages + self.cache.evictable_pages == self.cache.num_pages, "pages are lost"
+        idle = self.cache.free_pages + self.cache.evictable_pages + self.cache.held_pages
+        assert idle == self.cache.num_pages, "pages are lost"
         assert all(history.ended == 1 for history in self.histories.values()), "one end for each sequence"
+
+    def _most_of_a_tenant(self) -> int:
+        running = (s.request.tenant for s in self.live.values() if s.status == "running")
+        return max(Counter(running).values())
 
     def _may_preempt(self, plan: Plan) -> bool:
         """Only a sequence that has begun to generate, or a higher priority, takes pages from the others."""

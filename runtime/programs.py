@@ -1,0 +1,82 @@
+"""Programs: which sequences each program has under way, and what becomes of what it leaves when it ends.
+
+Programs are known by the id in the hints of their requests, and only while they have a sequence or a hold:
+nothing is kept of one that is gone. An ending takes effect once the last of its sequences has ended, so that
+what they publish falls under it as well; holds end at once. It owns no queue: who is to be aborted, it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..radix.cache import PrefixCache
+from .holds import Holds
+from .sequence import Sequence
+from .types import Ending, FinishReason, SequenceKey
+
+
+class Programs:
+    """Told by the scheduler of each sequence, when it comes and when it has given its lease back."""
+
+    def __init__(self, cache: PrefixCache, holds: Holds) -> None:
+        self._cache = cache
+        self._holds = holds
+        self._live: dict[str, dict[SequenceKey, Sequence]] = {}
+        self._endings: dict[str, Ending] = {}
+
+    def __len__(self) -> int:
+        """How many have a sequence under way."""
+        return len(self._live)
+
+    def is_cancelled(self, seq: Sequence) -> bool:
+        """Whether what it has computed is of no use to anybody."""
+        return self._endings.get(seq.request.hint.program_id) == "cancelled"
+
+    def begin(self, seq: Sequence) -> None:
+        program_id = seq.request.hint.program_id
+        if program_id:
+            self._live.setdefault(program_id, {})[seq.key] = seq
+
+    def leave(self, seq: Sequence, reason: FinishReason) -> None:
+        """It has ended. Its prefix is held if it asked for that and ended by itself."""
+        hint = seq.request.hint
+        if hint.hold_s is not None:
+            seq.held_tokens = self._hold(seq, hint.hold_s) if reason in ("stop", "length") else 0
+        if not hint.program_id:
+            return
+        if hint.done:
+            self._endings.setdefault(hint.program_id, "done")
+        live = self._live[hint.program_id]
+        del live[seq.key]
+        if not live:
+            del self._live[hint.program_id]
+            how = self._endings.pop(hint.program_id, None)
+            if how is not None:
+                self._finish(hint.program_id, how)
+
+    def end(self, program_ids: Iterable[str], how: Ending) -> list[Sequence]:
+        """See Ending. Returns the sequences that are to be aborted."""
+        stopped: list[Sequence] = []
+        for program_id in program_ids:
+            self._holds.release(program_id)
+            live = self._live.get(program_id, {})
+            if how == "cancelled":
+                stopped += live.values()
+            if how == "released":
+                continue
+            if not live:
+                self._finish(program_id, how)
+            elif how == "cancelled" or program_id not in self._endings:
+                self._endings[program_id] = how
+        return stopped
+
+    def _hold(self, seq: Sequence, seconds: float) -> int:
+        hint, request = seq.request.hint, seq.request
+        if not hint.program_id or hint.done or hint.program_id in self._endings:
+            return 0
+        return self._holds.take(hint.program_id, request.id, seq.tokens, request.namespace, seconds)
+
+    def _finish(self, program_id: str, how: Ending) -> None:
+        if program_id:
+            self._holds.release(program_id)
+            self._cache.end_owner(program_id, drop=how == "cancelled")
