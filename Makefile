@@ -37,7 +37,7 @@ PIP := $(BIN)/python -m pip install --quiet
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: install demo check test gpu clients bench bench-engine bench-exact bench-grammar bench-http bench-score \
+.PHONY: install demo check test gpu clients bench bench-engine bench-exact bench-grammar bench-http bench-programs bench-score \
 	bench-soak clean
 
 install: $(INSTALLED)
@@ -96,6 +96,9 @@ bench-grammar: install
 
 bench-http: $(INSTALLED_BENCH)
 	$(BIN)/python -P benchmarks/bench_http.py --out benchmarks/results/bench_http.json $(if $(QUICK),--quick)
+
+bench-programs: install
+	$(BIN)/python -P benchmarks/bench_programs.py --out benchmarks/results/bench_programs.json
 
 bench-score: install
 	@test -n "$(DATA)" || { echo "make bench-score DATA=FOLDER, see docs/benchmarks.md" >&2; exit 1; }

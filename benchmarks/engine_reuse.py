@@ -17,6 +17,7 @@ from workloads import Ids, mmlu_prompts, unique_prompts
 from radixlm.radix.cache import PrefixCache
 from radixlm.radix.replay import replay
 from radixlm.runtime.engine import Engine
+from radixlm.runtime.holds import Holds
 from radixlm.runtime.sampling_params import SamplingParams
 from radixlm.runtime.scheduler import Scheduler
 from radixlm.runtime.sequence import Sequence as Tokens
@@ -82,7 +83,13 @@ def simulated_fill(lengths: Sequence[int], generated: int) -> list[float]:
     cache = PrefixCache(sum(lengths) // PAGE // 4, PAGE)
     values = SlotLogprobs(cache.num_pages, PAGE)
     scheduler = Scheduler(
-        cache, values, policy="cache-aware", chunk_size=512, max_running=64, max_context=4096
+        cache,
+        values,
+        Holds(cache, 0),
+        policy="cache-aware",
+        chunk_size=512,
+        max_running=64,
+        max_context=4096,
     )
     for i, length in enumerate(lengths):
         prompt = tuple(range(i << 16, (i << 16) + length - generated))

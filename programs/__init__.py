@@ -1,1 +1,1 @@
-"""Ready-made programs. Built in a later release."""
+"""Ready programs, one a file: `radixlm run NAME`. Each of them has a docstring that says what it shows."""

@@ -28,6 +28,8 @@ _OF_CALLERS = {"documents", "kwargs"}
 _SHORT = 2000
 """Characters up to which other threads may wait for a text to be tokenized; longer ones let them run."""
 Encode = Callable[[str], list[int]]
+Place = tuple[int, int]
+"""The first character, and one past the last."""
 
 
 class ChatOptions(TypedDict, total=False):
@@ -91,14 +93,26 @@ class ChatTemplate:
         """The ids of a rendered prompt. Raises InvalidRequest for what is no Unicode."""
         if not prompt.typed:
             return self._encode(prompt.text)
-        text = require_text("messages", prompt.text)
+        return self.encode_typed(require_text("messages", prompt.text), prompt.typed)
+
+    def spelled(self, text: str, plain: Sequence[Place]) -> tuple[Place, ...]:
+        """Where control tokens are spelled out, all or in part, in these places of a text."""
+        reach, found = self._longest_spelling - 1, set()
+        for begin, end in plain:
+            for match in self._anywhere.finditer(text, max(0, begin - reach), end + reach):
+                if match.start() < end and match.end(1) > begin:
+                    found.add((match.start(), match.end(1)))
+        return tuple(sorted(found))
+
+    def encode_typed(self, text: str, typed: Sequence[Place], *, bos: bool = False) -> list[int]:
+        """The ids of a text in which the spellings at some places, in their order, were typed."""
         if len(text) > _SHORT:
-            encoding = self._core.encode_batch([text], add_special_tokens=False)[0]
+            encoding = self._core.encode_batch([text], add_special_tokens=bos)[0]
         else:
-            encoding = self._core.encode(text, add_special_tokens=False)
+            encoding = self._core.encode(text, add_special_tokens=bos)
         ids: list[int] = []
         literals: dict[str, list[int]] = {}
-        places = iter(prompt.typed)
+        places = iter(typed)
         place = next(places, None)
         for token_id, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):
             while place is not None and place[1] <= begin:
@@ -200,6 +214,15 @@ class ChatTemplate:
     def _typed_by_others(self) -> re.Pattern[str]:
         """Special tokens, and tags that the template writes, such as those around calls of tools."""
         return any_of(self._added[token_id][0] for token_id in self._control_ids)
+
+    @cached_property
+    def _anywhere(self) -> re.Pattern[str]:
+        """The longest spelling that begins at a place, in its group; matches may overlap."""
+        return re.compile(f"(?=({self._typed_by_others.pattern}))")
+
+    @cached_property
+    def _longest_spelling(self) -> int:
+        return max((len(self._added[token_id][0]) for token_id in self._control_ids), default=1)
 
     @cached_property
     def _control_ids(self) -> frozenset[int]:

@@ -1,4 +1,4 @@
-"""The command line: `radixlm generate | score | serve | info | demo | grammar`.
+"""The command line: `radixlm generate | score | run | serve | info | demo | grammar`.
 
 Owns the exit status. Every failure that is the caller's is one line on standard error.
 
@@ -21,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import __version__
-from .commands import demo, generate, grammar, info, score, serve
+from .commands import demo, generate, grammar, info, run, score, serve
 from .commands.engine_view import EngineView, OpenEngine
 from .commands.options import ENGINE_FLAGS, fields_as_flags
 from .commands.serve import SERVER_FLAGS
@@ -56,6 +56,7 @@ _COMMANDS = {
         score.add_arguments,
         score.run,
     ),
+    "run": _Command("NAME [options]", "run a ready program of model calls", run.add_arguments, run.run),
     "serve": _Command(
         "[options]",
         "answer requests over HTTP",

@@ -22,8 +22,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from os import PathLike, fspath
+from threading import Lock
 from time import perf_counter
-from typing import TYPE_CHECKING, Self, TypeAlias, overload
+from typing import TYPE_CHECKING, Self, TypeAlias, get_args, overload
 
 import torch
 
@@ -40,6 +41,7 @@ from .grammar.protocol import CompiledGrammar
 from .grammar.spec import GrammarSpec
 from .guide import Guide
 from .guides import Guides
+from .holds import Holds
 from .host import prepare_host, return_free_memory
 from .kv_pool import KvPool, page_bytes, pages_within
 from .metrics import EngineInfo, EngineStats, Meter, TimedCache
@@ -60,10 +62,11 @@ from .sequence import Sequence as Tokens
 from .sequence import connect
 from .slot_logprobs import SlotLogprobs
 from .tokenizer import Tokenizer
-from .types import Completion, Event, ItemScore, Outcome, Plan, Request, SequenceKey
+from .types import Completion, Ending, Event, ItemScore, Outcome, Plan, Request, SequenceKey
 from .weights import open_model
 
 if TYPE_CHECKING:
+    from .engine_backend import EngineBackend
     from .grammar.compiler import GrammarCompiler
 
 ModelName: TypeAlias = str | PathLike[str]
@@ -73,6 +76,7 @@ OnProgress: TypeAlias = Callable[[EngineProgress], None]
 # How long a step waits for a grammar when nothing else is to be done, in seconds: short beside what a caller
 # notices, since whoever drives the engine waits as well.
 _PATIENCE = 0.005
+_WARM_UP_TOKENS = 8
 
 
 class Engine:
@@ -127,9 +131,11 @@ class Engine:
         self._scheduler = Scheduler(
             self.cache,
             values,
+            Holds(self.cache, int(self.config.hold_budget * num_pages)),
             policy=self.config.policy,
             chunk_size=self.config.chunk_size,
             max_running=self.config.max_running,
+            max_running_per_tenant=self.config.max_running_per_tenant,
             max_context=self._max_context,
         )
         self._builder = BatchBuilder(self.config.page_size, AttentionSpec(shape.attention_scale), self._ops)
@@ -142,6 +148,8 @@ class Engine:
         self._seeds = random.Random(self.config.seed)
         self._batches = 0
         self._closed = False
+        self._endpoint: EngineBackend | None = None
+        self._opening = Lock()
 
     # -- questions ---------------------------------------------------------------------------------
 
@@ -155,7 +163,29 @@ class Engine:
         """The most tokens a sequence can have, prompt and output: what context and pool allow."""
         return self._scheduler.max_length
 
+    @property
+    def endpoint(self) -> EngineBackend:
+        """What programs run on: this engine on a thread of its own, which is started when this is first asked
+        for. From then on `generate`, `score`, `flush`, `stats` and `close` may be called from any thread, and
+        nothing else but questions of what does not change."""
+        with self._opening:
+            if self._endpoint is None:
+                from .engine_backend import EngineBackend
+
+                if self._closed:
+                    raise EngineStopped("the engine is closed")
+                self._endpoint = EngineBackend(self)
+            return self._endpoint
+
+    @property
+    def _elsewhere(self) -> EngineBackend | None:
+        """Who has the engine's thread, where that is not the caller's."""
+        endpoint = self._endpoint
+        return None if endpoint is None or endpoint.is_here else endpoint
+
     def stats(self) -> EngineStats:
+        if (elsewhere := self._elsewhere) is not None:
+            return elsewhere.snapshot()
         return self._meter.stats(self.cache, self._scheduler.stats())
 
     def compile(self, spec: GrammarSpec) -> Future[CompiledGrammar]:
@@ -167,6 +197,12 @@ class Engine:
         """Have in place what the first grammar needs (a vocabulary, processes to compile in), so that nobody
         waits for it. Takes a second or two; without it, that first grammar does it."""
         self._guides.prepare()
+
+    def warm_up(self) -> None:
+        """Compute something and forget it: what torch and its libraries set up in their first step takes
+        about a second."""
+        self.generate([0] * _WARM_UP_TOKENS, SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True))
+        self.flush()
 
     def info(self) -> EngineInfo:
         shape = self.model_config
@@ -245,6 +281,19 @@ class Engine:
         found = [self._scheduler.abort(key) for key in keys]
         return any(found)
 
+    def end_programs(self, program_ids: Sequence[str], how: Ending) -> None:
+        """Say what becomes of programs, known by the id in the hints of their requests: see Ending. It is no
+        error if one is unknown. With "cancelled", the terminal events of what it runs come out of a later
+        step; what nobody else uses of its pages is free then. Raises InvalidRequest on another word."""
+        if how not in get_args(Ending):
+            raise InvalidRequest(f"a program is {', '.join(get_args(Ending))}, got {how!r}")
+        if how == "cancelled":
+            names = set(program_ids)
+            for request_id, (first, *_) in list(self._unready.items()):
+                if first.request.hint.program_id in names:
+                    self.abort(request_id)
+        self._scheduler.end_programs(program_ids, how)
+
     def step(self) -> list[Event]:
         """Compute one step and return its news. A step that raises ends the sequences in it with an error;
         KeyboardInterrupt and the like do so too, and go on to the caller."""
@@ -276,11 +325,18 @@ class Engine:
         return events
 
     def flush(self) -> int:
-        """Forget every cached page that no running sequence holds; how many those were."""
+        """Forget every cached page that no running sequence holds, with all holds of programs; how many those
+        were."""
+        if (elsewhere := self._elsewhere) is not None:
+            return elsewhere.call(self.flush)
+        self._scheduler.release_holds()
         return self.cache.flush()
 
     def close(self) -> None:
         """End what is left, unanswered; the engine takes nothing more."""
+        if (elsewhere := self._elsewhere) is not None:
+            elsewhere.stop()  # which closes the engine on its own thread
+            return
         self._closed = True
         self._give_up("")
         self._guides.close()
@@ -307,6 +363,12 @@ class Engine:
         refused gives a completion with `error`, the others are not affected. Raises InvalidRequest while the
         engine works on anything else, whose events would be lost, and EngineStopped if it is closed then.
         """
+        if (elsewhere := self._elsewhere) is not None:
+            return elsewhere.call(
+                lambda: self.generate(
+                    prompts, sampling, prompt_logprobs=prompt_logprobs, on_progress=on_progress
+                )
+            )
         todo = as_prompts(prompts)
         params = each_sampling(todo, sampling, prompt_logprobs)
         collector = Collector()
@@ -349,6 +411,13 @@ class Engine:
         that is refused gives a result with `error`, the others are not affected. Raises as `generate`.
         """
         items, several = as_items(context, continuations)
+        if (elsewhere := self._elsewhere) is not None:
+            return elsewhere.call(lambda: self._score(items, several, on_progress))
+        return self._score(items, several, on_progress)
+
+    def _score(
+        self, items: list[ScoreItem | InvalidRequest], several: bool, on_progress: OnProgress | None
+    ) -> ItemScore | list[ItemScore]:
         with self._batch("score") as prefix:
             batch = ScoreBatch(items, self.tokenizer, prefix)
             batch.refuse(self._submit(batch.requests))

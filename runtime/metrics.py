@@ -5,15 +5,15 @@ Owns the stopwatches and the formulas of the figures. Nothing decides by them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
 from ..radix.beside import PageValues
 from ..radix.cache import PrefixCache
 from ..radix.eviction import Policy
-from ..radix.lease import Lease, PageCopy
-from ..radix.node import Namespace
+from ..radix.lease import Hold, Lease, PageCopy
+from ..radix.node import NOBODY, Namespace
 from ..radix.views import Peek
 from .scheduler import SchedulerStats
 from .types import Plan
@@ -41,7 +41,9 @@ class EngineStats:
     mask_wait_s of it was waited for when that was over. attention_segments are the runs of keys that
     attention read, segment_queries the queries of all of them: on average so many read the same keys at once.
     Of this moment are the sequences that are waiting and running, and the pages that are free, evictable
-    (cached and used by nobody) and saved: how many more were used if sequences shared none.
+    (cached and used by nobody), held for the next calls of programs, and saved: how many more were used if
+    sequences shared none. holds is how many programs hold any, and holds_granted, holds_refused (beyond the
+    budget) and holds_broken (ended before their time, because nothing else could make room) are totals.
     """
 
     prompt_tokens: int
@@ -77,7 +79,12 @@ class EngineStats:
     running: int
     free_pages: int
     evictable_pages: int
+    held_pages: int
     saved_pages: int
+    holds: int
+    holds_granted: int
+    holds_refused: int
+    holds_broken: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +212,12 @@ class Meter:
             running=scheduled.running,
             free_pages=pages.free_pages,
             evictable_pages=pages.evictable_pages,
+            held_pages=pages.held_pages,
             saved_pages=pages.saved_pages,
+            holds=scheduled.holds,
+            holds_granted=scheduled.holds_granted,
+            holds_refused=scheduled.holds_refused,
+            holds_broken=scheduled.holds_broken,
         )
 
 
@@ -234,14 +246,22 @@ class TimedCache(PrefixCache):
             return super().peek(tokens, namespace)
 
     def acquire(
-        self, tokens: Sequence[int], namespace: Namespace, length: int, *, priority: int = 0
+        self,
+        tokens: Sequence[int],
+        namespace: Namespace,
+        length: int,
+        *,
+        priority: int = 0,
+        owner: str = NOBODY,
     ) -> Lease | None:
         with self._watch:
-            return super().acquire(tokens, namespace, length, priority=priority)
+            return super().acquire(tokens, namespace, length, priority=priority, owner=owner)
 
-    def visit(self, tokens: Sequence[int], namespace: Namespace, *, priority: int = 0) -> Peek:
+    def visit(
+        self, tokens: Sequence[int], namespace: Namespace, *, priority: int = 0, owner: str = NOBODY
+    ) -> Peek:
         with self._watch:
-            return super().visit(tokens, namespace, priority=priority)
+            return super().visit(tokens, namespace, priority=priority, owner=owner)
 
     def grow(self, lease: Lease, length: int) -> bool:
         with self._watch:
@@ -262,3 +282,23 @@ class TimedCache(PrefixCache):
     def settle(self) -> None:
         with self._watch:
             super().settle()
+
+    def hold(
+        self,
+        tokens: Sequence[int],
+        namespace: Namespace,
+        budget: int,
+        *,
+        owner: str = NOBODY,
+        instead_of: Iterable[Hold] = (),
+    ) -> Hold | None:
+        with self._watch:
+            return super().hold(tokens, namespace, budget, owner=owner, instead_of=instead_of)
+
+    def release_hold(self, hold: Hold) -> None:
+        with self._watch:
+            super().release_hold(hold)
+
+    def end_owner(self, owner: str, *, drop: bool) -> int:
+        with self._watch:
+            return super().end_owner(owner, drop=drop)

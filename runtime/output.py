@@ -216,6 +216,7 @@ class OutputStream:
             error=error,
             forced_tokens=self._forced,
             refused=self.is_refused,
+            held_tokens=None if reason is None else seq.held_tokens,
             waited_s=self.waited,
         )
         del self._text[: len(told)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
+from math import inf
 
 from .errors import InvalidRequest
 from .prompts import Prompt
@@ -58,6 +59,9 @@ def check_request(request: Request, vocab_size: int) -> None:
             f"got {start}"
         )
     request.sampling.check_vocabulary(vocab_size)
+    seconds = request.hint.hold_s
+    if seconds is not None and not 0 <= seconds < inf:
+        raise InvalidRequest(f"hold_s must be a number of seconds from 0, got {quote(seconds)}")
     if request.continuations:
         _check_scoring(request)
 

@@ -26,7 +26,7 @@ from .score_items import ScoreItem, ScoreText
 from .tokenizer import Tokenizer
 from .types import Event, ItemScore, Namespace, Request, ScoredContinuation, TokenLogprob
 
-_SAMPLING = SamplingParams(max_tokens=0, temperature=0.0, logprobs=1)
+SCORING = SamplingParams(max_tokens=0, temperature=0.0, logprobs=1)
 Ids = tuple[int, ...]
 
 
@@ -144,7 +144,7 @@ def _score_of(item: ScoreItem | InvalidRequest, name: str, tokenizer: Tokenizer,
         Request(
             f"{prefix}.{i}",
             context,
-            _SAMPLING,
+            SCORING,
             item.salt,
             priority=item.priority,
             continuations=tuple(continuations),

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Literal, Unpack
 
 from .chat_template import ChatOptions, ChatTemplate
 from .errors import InvalidModel, InvalidRequest
+from .text import require_text
 
 if TYPE_CHECKING:
     import tokenizers
@@ -42,6 +43,8 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json"
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _MANIFEST = "manifest.json"
 _CACHE_FORMAT = "1"
+_HEAD = "\n"
+"""A text that no tokenizer joins with what follows it, where they put a space before a text."""
 _SHORT = 2000
 """Characters up to which other threads may wait for a text to be tokenized; longer ones let them run."""
 
@@ -102,6 +105,23 @@ class Tokenizer:
         except (TypeError, UnicodeEncodeError):
             raise InvalidRequest(f"text must be a string of valid Unicode, got {_shorten(text)}") from None
 
+    def encode_mixed(
+        self, text: str, plain: Sequence[tuple[int, int]], *, bos: bool = True, middle: bool = False
+    ) -> list[int]:
+        """As `encode`, but in the places `plain` (first character, one past the last) of the text control
+        tokens stay text. With `middle` it is encoded as it is behind other text: some tokenizers put a space
+        before a text that begins."""
+        if middle and self._adds_space:
+            head = self.encode(_HEAD, bos=False)
+            shifted = [(begin + len(_HEAD), end + len(_HEAD)) for begin, end in plain]
+            ids = self.encode_mixed(f"{_HEAD}{text}", shifted, bos=False)
+            if ids[: len(head)] == head:
+                return ids[len(head) :]
+        typed = self._chat.spelled(text, plain)
+        if not typed:
+            return self.encode(text, bos=bos)
+        return self._chat.encode_typed(require_text("text", text), typed, bos=bos)
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of the ids; bytes that are no valid UTF-8 become U+FFFD, ids without a token give nothing."""
         try:
@@ -128,6 +148,11 @@ class Tokenizer:
         return self.decoding == "byte-fallback" and _BYTE_PIECE.fullmatch(piece) is not None
 
     @property
+    def hugging_face(self) -> PreTrainedTokenizerFast:
+        """transformers' own object, for reading: what changes it changes all who use this tokenizer."""
+        return self._fast
+
+    @property
     def special_names(self) -> dict[str, str]:
         """The control tokens that have a part in the configuration: bos_token, eos_token and so on."""
         named = self._fast.special_tokens_map.items()
@@ -150,6 +175,12 @@ class Tokenizer:
         """Token ids of `render_chat`. Nothing is added: the template writes its own first token. Control
         tokens that a message spells out stay text."""
         return self._chat.encode(self._chat.render(messages, add_generation_prompt, **options))
+
+    @cached_property
+    def _adds_space(self) -> bool:
+        """Whether a text that begins with a letter is encoded as if a space stood before it."""
+        ids = self.encode("a", bos=False)
+        return bool(ids) and (self.piece(ids[0]) or "").startswith(("▁", "Ġ"))
 
     @cached_property
     def _chat(self) -> ChatTemplate:

@@ -57,6 +57,11 @@ class EngineThread:
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller is on the engine's thread."""
+        return threading.current_thread() is self._thread
+
     def snapshot(self) -> EngineStats:
         """The figures as they were after the last step or call, without waiting for one."""
         return self._stats

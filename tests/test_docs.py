@@ -14,14 +14,18 @@ ROOT = Path(__file__).resolve().parent.parent
 COMMAND = str(Path(sys.executable).with_name("radixlm"))
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+TUTORIALS = ("dsl.md",)
+"""Pages whose Python goes on from block to block."""
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 
 
 def blocks(language: str) -> list[object]:
-    """Every block of the language, named by its page and its place among them."""
+    """Every block of the language, named by its page and its place among them; those of a tutorial as one."""
     found: list[object] = []
     for page in PAGES:
         texts = [text for kind, text in BLOCK.findall(page.read_text()) if kind == language]
+        if language == "python" and page.name in TUTORIALS:
+            texts = ["\n".join(texts)]
         marks = [pytest.mark.thorough] if language == "python" and page.name != "README.md" else []
         found += [
             pytest.param(text, id=f"{page.name}-{place}", marks=marks) for place, text in enumerate(texts)

@@ -20,7 +20,16 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import EngineStopped, InvalidRequest, RadixError, RequestFailed
 from .cheap_specs import is_cheap
-from .compile_jobs import Attempt, CompileLimits, Engines, NotQuick, compile_at_once, compile_spec, warmed
+from .compile_jobs import (
+    WARM_UP,
+    Attempt,
+    CompileLimits,
+    Engines,
+    NotQuick,
+    compile_at_once,
+    compile_spec,
+    warmed,
+)
 from .compile_lanes import Lane
 from .compile_worker import CompileWorker, JobFailed
 from .grammar_cache import CacheStats, Failure, GrammarCache
@@ -162,7 +171,7 @@ class _Core:
         return future
 
     def prepare(self) -> None:
-        self._own_engines()
+        self._own_engines().direct.regex(WARM_UP)
         for worker in self._workers:
             worker.start()
 

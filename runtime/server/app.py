@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 
 from ... import __version__
 from ..errors import InvalidRequest, RadixError
-from . import batches, chat, completions, files, health, metrics_route, models, native, page, tokens
+from . import batches, chat, completions, files, health, metrics_route, models, native, page, programs, tokens
 from .context import ServerContext
 from .data_folder import open_data
 from .engine_face import EngineFace
@@ -30,7 +30,7 @@ from .replies import CLIENT_GONE, error_reply, json_reply
 from .service import Service
 from .settings import ServerSettings
 
-_PARTS = (health, metrics_route, models, completions, chat, native, tokens, files, batches, page)
+_PARTS = (health, metrics_route, models, completions, chat, native, programs, tokens, files, batches, page)
 
 _FAILURES: dict[int | str, dict[str, Any]] = {
     status: {"description": text, "content": {"application/json": {"schema": ERROR_SCHEMA}}}

@@ -17,7 +17,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, TooLarge
 from ..sampling_params import SamplingParams
 from .body import read_object
 from .chat_body import FIELDS, ChatCall, parse
@@ -101,6 +101,9 @@ async def _events(
 
 
 async def _prepare(context: ServerContext, call: ChatCall) -> _Prepared:
+    most = context.service.engine.max_length
+    if isinstance(call.messages, list) and len(call.messages) > most:  # each is a token, and takes its time
+        raise TooLarge(f"{len(call.messages)} messages can never fit: context and pool hold {most} tokens")
     ids, plan = await beside(count_characters(call), partial(_planned, context, call))
     return _Prepared(ids, plan, await _compiled(context, plan))
 
@@ -134,7 +137,8 @@ def _is_large(call: ChatCall) -> bool:
 
 
 def _job(ready: _Prepared, call: ChatCall, tenant: str, head: dict[str, object]) -> Job:
-    return Job(ready.prompt_ids, ready.sampling, str(head["id"]), call.salt, call.priority, tenant)
+    name = str(head["id"])
+    return Job(ready.prompt_ids, ready.sampling, name, call.salt, call.priority, tenant, hint=call.hint)
 
 
 def _head(context: ServerContext) -> dict[str, object]:

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import InvalidRequest
+from ..hints import NO_HINT
 from ..sampling_params import SamplingParams
 from ..text import quote
+from ..types import Hint
 from .context import ServerContext
 from .field_values import read_mapping, read_switch
 from .openai_body import (
@@ -77,6 +79,7 @@ class ChatCall:
     priority: int
     returns_ids: bool
     names_ids: bool
+    hint: Hint = NO_HINT
 
     @property
     def offers_tools(self) -> bool:
@@ -100,7 +103,7 @@ def parse(body: Mapping[str, object], context: ServerContext) -> ChatCall:
     if continue_final and add_generation_prompt:
         raise InvalidRequest("continue_final_message needs add_generation_prompt to be false, got True")
     most = context.service.engine.max_length  # the engine stops where context or pool end
-    salt, priority = job_fields(body)
+    salt, priority, hint = job_fields(body)
     return ChatCall(
         messages=body.get("messages"),
         tools=tools,
@@ -116,6 +119,7 @@ def parse(body: Mapping[str, object], context: ServerContext) -> ChatCall:
         options=stream_options(body),
         salt=salt,
         priority=priority,
+        hint=hint,
         returns_ids=switch(body, "return_token_ids"),
         names_ids=switch(body, "return_tokens_as_token_ids"),
     )

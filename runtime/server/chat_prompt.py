@@ -18,6 +18,9 @@ from .tool_formats.protocol import Json, ToolFormat
 
 Messages = list[dict[str, object]]
 
+_TEXT = 100
+"""Characters that are encoded in the time in which a template writes one more message."""
+
 
 def prompt_ids(
     call: ChatCall, form: ToolFormat | None, tokenizer: Tokenizer, check_length: Callable[[int], None]
@@ -44,8 +47,8 @@ def continued_text(call: ChatCall) -> str | None:
 
 
 def count_characters(call: ChatCall) -> int:
-    """Of all texts that are rendered."""
-    return sum(map(len, texts_in([call.messages, call.tool_list, call.template_kwargs])))
+    """Of all texts that are rendered; each of them is as much work as some characters more."""
+    return sum(_TEXT + len(text) for text in texts_in([call.messages, call.tool_list, call.template_kwargs]))
 
 
 # -- templates without tools ---------------------------------------------------------------------------

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from ..token_names import token_bytes, token_name, token_text
 from ..tokenizer import Tokenizer
 from ..types import Event, TokenLogprob
 from .chat_body import ChatCall
 from .chat_tools import AnswerPlan
 from .openai_reply import by_choice, check_end, joined, stop_reason, usage_of
 from .reasoning import ReasoningSplitter
-from .token_texts import token_bytes, token_name, token_text
 from .tool_formats.protocol import CallArguments, CallBegin, CallParser, Part, Text
 
 Delta = dict[str, object]

@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..errors import InvalidRequest
+from ..hints import NO_HINT
 from ..sampling_params import SamplingParams
 from ..text import quote
+from ..types import Hint
 from .context import ServerContext
 from .openai_body import (
     StreamOptions,
@@ -62,6 +64,7 @@ class CompletionCall:
     adds_special: bool
     names: bool
     returns_ids: bool
+    hint: Hint = NO_HINT
 
 
 def parse(body: Mapping[str, object], context: ServerContext) -> CompletionCall:
@@ -73,7 +76,7 @@ def parse(body: Mapping[str, object], context: ServerContext) -> CompletionCall:
     echo = switch(body, "echo")
     if echo and sampling.logprobs is not None:
         sampling = replace(sampling, prompt_logprobs_start=0)
-    salt, priority = job_fields(body)
+    salt, priority, hint = job_fields(body)
     return CompletionCall(
         prompts=prompts,
         sampling=sampling,
@@ -82,6 +85,7 @@ def parse(body: Mapping[str, object], context: ServerContext) -> CompletionCall:
         options=stream_options(body),
         salt=salt,
         priority=priority,
+        hint=hint,
         adds_special=switch(body, "add_special_tokens", True),
         names=switch(body, "return_tokens_as_token_ids"),
         returns_ids=switch(body, "return_token_ids"),

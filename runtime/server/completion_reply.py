@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ..token_names import token_name, token_text
 from ..tokenizer import Tokenizer
 from ..types import Event, TokenLogprob
 from .completion_body import CompletionCall, PromptValue
 from .openai_reply import by_choice, check_end, joined, stop_reason, usage_of
-from .token_texts import TokenPlaces, token_name, token_text
+from .token_texts import TokenPlaces
 
 _LEAST_LOGPROB = -9999.0
 """Stands for the logarithm of zero, which JSON cannot write."""

@@ -15,6 +15,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from ..errors import InvalidRequest, TooLarge
+from ..text_parts import beginning
 from .body import read_object
 from .completion_body import FIELDS, CompletionCall, parse
 from .completion_reply import EncodedPrompt, encoded_prompt, parts_of, reply_of
@@ -24,7 +25,7 @@ from .openai_fields import openapi_body
 from .openai_reply import Tally, chunk_usage, tally_of
 from .replies import CLIENT_GONE, DONE, EventStream, event_of, json_reply, until_gone
 from .service import Job
-from .token_texts import beginning, check_characters, encode_texts
+from .token_texts import check_characters, encode_texts
 
 router = APIRouter(tags=["completions"])
 
@@ -127,7 +128,10 @@ def _check_sizes(prompts: Sequence[tuple[int, ...]], call: CompletionCall, most:
 
 
 def _jobs(prompts: Sequence[EncodedPrompt], call: CompletionCall, tenant: str, name: str) -> list[Job]:
-    return [Job(prompt.ids, call.sampling, name, call.salt, call.priority, tenant) for prompt in prompts]
+    return [
+        Job(prompt.ids, call.sampling, name, call.salt, call.priority, tenant, hint=call.hint)
+        for prompt in prompts
+    ]
 
 
 def _head(context: ServerContext) -> dict[str, object]:

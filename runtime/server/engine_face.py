@@ -6,7 +6,7 @@ Events arrive on a thread of the engine's; every question is answered by a futur
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
@@ -18,7 +18,7 @@ from ..engine import Engine
 from ..grammar.spec import GrammarSpec
 from ..metrics import EngineInfo, EngineStats
 from ..tokenizer import Tokenizer
-from ..types import Event, Request
+from ..types import Ending, Event, Request
 from ..worker import EngineThread, Pulse
 
 
@@ -38,6 +38,10 @@ class EngineFace(Protocol):
     def max_length(self) -> int: ...
     def submit(self, request: Request, deliver: Callable[[Event], None]) -> Future[None]: ...
     def abort(self, request_id: str) -> Future[bool]: ...
+    def end_programs(self, program_ids: Sequence[str], how: Ending) -> Future[None]:
+        """See Ending."""
+        ...
+
     def compile(self, spec: GrammarSpec) -> Future[object]:
         """Done when a request with that grammar need not wait for it, or is refused: InvalidRequest."""
         ...
@@ -72,6 +76,9 @@ class LocalEngine:
     def abort(self, request_id: str) -> Future[bool]:
         return self._thread.abort(request_id)
 
+    def end_programs(self, program_ids: Sequence[str], how: Ending) -> Future[None]:
+        return self._thread.call(partial(self._engine.end_programs, program_ids, how))
+
     def compile(self, spec: GrammarSpec) -> Future[object]:
         future: Future[object] = self._engine.compile(spec)  # type: ignore[assignment]  # covariant, in effect
         return future
@@ -96,9 +103,10 @@ class LocalEngine:
 
     def prepare(self) -> None:
         """Do now what would else be done beside somebody's text: load what the first grammars need, start
-        their processes, look at every token once."""
+        their processes, look at every token once, compute a step."""
         _ = self.tokenizer.longest_token
         self._engine.prepare_grammars()
+        self._thread.call(self._engine.warm_up).result()
 
     def close(self) -> None:
         self._thread.close()

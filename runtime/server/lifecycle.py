@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -24,6 +25,9 @@ from .settings import ServerSettings
 
 _BACKLOG = 2048
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SWITCH_SECONDS = 0.0005
+"""How long another thread may keep the interpreter from the engine, which lets it go and wants it back some
+hundred times a step."""
 _MARGIN_SECONDS = 2.0
 """What answers may take to be sent once nothing runs any more, before connections are closed."""
 
@@ -57,6 +61,7 @@ def serve(
     announce: Callable[[str], None],
 ) -> None:
     """Serve until a signal. `announce` gets the address once requests are answered."""
+    sys.setswitchinterval(_SWITCH_SECONDS)
     server = EndpointServer(engine, settings, announce=lambda: announce(address_of(listening)))
     before = {each: signal.signal(each, lambda *_: None) for each in _SIGNALS}
     try:

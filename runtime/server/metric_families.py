@@ -130,7 +130,7 @@ def of_engine(
     for name, value, meaning in (
         ("vllm:num_requests_running", running, "Sequences the engine computes."),
         ("vllm:num_requests_waiting", max(0, open_choices - running), "Sequences that wait for that."),
-        ("vllm:kv_cache_usage_perc", in_use / stats.num_pages, "Pages in use by sequences, 0 to 1."),
+        ("vllm:kv_cache_usage_perc", in_use / stats.num_pages, "Pages in use or held, 0 to 1."),
     ):
         yield _gauge(name, value, meaning, label)
     for name, value, meaning in (
@@ -151,7 +151,12 @@ def of_engine(
     for state, count in (("free", stats.free_pages), ("cached", stats.evictable_pages), ("in_use", in_use)):
         pages.add_metric([state], count)
     yield pages
+    yield _gauge("radixlm_held_pages", stats.held_pages, "Pages that programs hold, in use or not.")
+    yield _gauge("radixlm_holds", stats.holds, "Programs that hold any.")
     for name, value, meaning in (
+        ("radixlm_holds_granted", stats.holds_granted, "Holds that programs asked for and got."),
+        ("radixlm_holds_refused", stats.holds_refused, "Holds beyond the budget."),
+        ("radixlm_holds_broken", stats.holds_broken, "Holds ended early, where nothing else made room."),
         ("radixlm_computed_tokens", stats.computed_tokens, "Tokens computed, again or not."),
         ("radixlm_forced_tokens", stats.forced_tokens, "Tokens that grammars left no choice about."),
         ("radixlm_evicted_pages", stats.evicted_pages, "Cached pages given up for others."),

@@ -14,11 +14,11 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.metrics_core import Metric
 
 from ..errors import InvalidInput
+from ..prefix_history import PrefixHistory, Trail
 from ..types import Event
 from .engine_face import EngineFace
 from .failures import TookTooLong
 from .metric_families import End, Tallies, of_engine, of_requests
-from .prefix_history import PrefixHistory, Trail
 from .service import Job
 
 _PLAIN_TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -42,6 +42,10 @@ class ServerMetrics:
     def arrived(self, job: Job) -> JobWatch:
         self._tallies.arrived += 1
         return JobWatch(job, self._tallies, self._history, self._clock)
+
+    @property
+    def tallies(self) -> Tallies:
+        return self._tallies
 
     def turned_away(self, job: Job) -> None:
         self._tallies.turned_away += 1
@@ -83,7 +87,8 @@ class JobWatch:
     ) -> None:
         self._job, self._tallies, self._history, self._clock = job, tallies, history, clock
         self._arrived = clock()
-        self._open = job.sampling.n
+        scored = len(job.continuations)
+        self._open = scored + (scored > 1) or job.sampling.n  # beside several, what they share has an end too
         self._begun = self._speaks = False  # an event has come, a token has come
         self._trail: Trail | None = None  # of the prompt, once it is computed
         self._choices: dict[int, _Choice] = {}
@@ -108,7 +113,10 @@ class JobWatch:
                 choice.go_on(now, tokens)
         if event.finish_reason is not None:
             self._end(event.index, event.finish_reason)
-            tallies.output_sizes.add(event.completion_tokens)
+            if self._job.continuations:
+                self._remember_scored(event)
+            else:
+                tallies.output_sizes.add(event.completion_tokens)
 
     def over(self, cause: BaseException | None) -> None:
         if not self._open:
@@ -135,6 +143,11 @@ class JobWatch:
         # Known are whole runs only: what was hit beyond them, a cache that never forgets would hit too.
         tallies.optimal_hit_tokens += max(known, hit)
         tallies.recomputed_tokens += max(0, known - hit)
+
+    def _remember_scored(self, last: Event) -> None:
+        if self._trail is not None and last.index >= 0 and last.finish_reason not in ("abort", "error"):
+            rest = self._job.prompt_ids[self._trail.length :]
+            self._history.go_on(self._trail, rest + self._job.continuations[last.index][:-1])
 
     def _end(self, index: int, reason: End) -> None:
         if reason == "error":

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import AsyncGenerator, MutableMapping
 from contextlib import aclosing
 from dataclasses import asdict
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from time import perf_counter
@@ -26,6 +27,9 @@ from ..errors import InvalidRequest, RequestFailed
 from ..model_config import FAMILIES
 from ..profiling import MOST_STEPS
 from ..text import quote
+from ..text_parts import PartsEncoder, beginning, output_parts
+from ..token_names import token_text
+from ..tokenizer import Tokenizer
 from ..types import Event
 from .body import read_bytes, read_object
 from .context import ServerContext, context_of, new_id, tenant
@@ -33,11 +37,12 @@ from .failures import body_of
 from .field_values import read_switch
 from .native_body import NativeCall, NativePrompt, parse_call
 from .native_fields import ABORT_BODY, GENERATE_BODY
-from .native_reply import NativeAnswer
+from .native_reply import FindParts, NativeAnswer
 from .openai_reply import Tally
+from .part_fields import InputParts
 from .replies import CLIENT_GONE, DONE, EventStream, event_of, json_reply, until_gone
 from .service import Job
-from .token_texts import beginning, check_characters, encode_texts, token_text
+from .token_texts import beside, check_characters, encode_texts
 
 router = APIRouter(tags=["native"])
 
@@ -132,7 +137,14 @@ def _answer(context: ServerContext, call: NativeCall, prompt: NativePrompt, job:
         reports=prompt.reports,
         token_text=(lambda token: token_text(tokenizer, token)) if call.with_text else None,
         null_first=context.settings.native_null_first_logprob,
+        find_parts=_parts_behind(tokenizer, job) if isinstance(prompt.content, InputParts) else None,
+        holds=prompt.hint.hold_s is not None,
     )
+
+
+def _parts_behind(tokenizer: Tokenizer, job: Job) -> FindParts:
+    skip = job.sampling.skip_special_tokens
+    return partial(output_parts, tokenizer, after=job.prompt_ids, skip_special_tokens=skip)
 
 
 async def _jobs(context: ServerContext, call: NativeCall, whose: str) -> list[Job]:
@@ -143,11 +155,22 @@ async def _jobs(context: ServerContext, call: NativeCall, whose: str) -> list[Jo
     jobs = []
     for prompt in call.prompts:
         content = prompt.content
-        ids = next(encoded) or beginning(tokenizer) if isinstance(content, str) else content
-        rid = prompt.rid or new_id("gen")
-        jobs.append(Job(ids, prompt.sampling, rid, prompt.cache_salt, call.priority, whose, prompt.extra_key))
+        if isinstance(content, str):
+            ids = next(encoded) or beginning(tokenizer)
+        elif isinstance(content, InputParts):
+            ids = await _part_ids(context, content)
+        else:
+            ids = content
+        rid, salt, priority = prompt.rid or new_id("gen"), prompt.cache_salt, call.priority
+        jobs.append(Job(ids, prompt.sampling, rid, salt, priority, whose, prompt.extra_key, prompt.hint))
     _check_reports(jobs)
     return jobs
+
+
+async def _part_ids(context: ServerContext, prompt: InputParts) -> tuple[int, ...]:
+    engine, characters = context.service.engine, prompt.characters
+    check_characters(engine, characters)
+    return await beside(characters, partial(PartsEncoder(engine.tokenizer).ids, prompt.parts))
 
 
 def _check_reports(jobs: list[Job]) -> None:
@@ -188,7 +211,7 @@ async def server_info(request: Request) -> Response:
     context = context_of(request)
     service, info = context.service, context.service.engine.info
     settings = {name: value for name, value in asdict(context.settings).items() if name != "api_keys"}
-    stats, waiting = service.engine.snapshot(), service.waiting
+    stats, waiting, tallies = service.engine.snapshot(), service.waiting, context.metrics.tallies
     state = {
         **asdict(stats),
         "last_gen_throughput": stats.decode_tok_s,
@@ -202,7 +225,12 @@ async def server_info(request: Request) -> Response:
             **service.engine.config,
             **asdict(info),
             **_model_info(context),
+            "runtime": "radixlm",
             "version": __version__,
+            "prompt_tokens": tallies.prompt_tokens,
+            "cached_tokens": tallies.hit_tokens,
+            "optimal_tokens": tallies.optimal_hit_tokens,
+            "generated_tokens": tallies.generated_tokens,
             "max_total_num_tokens": info.num_pages * info.page_size,
             "max_req_input_len": service.engine.max_length - 1,
             "internal_states": [state],

@@ -13,15 +13,19 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ..errors import InvalidRequest
+from ..hints import NO_HINT
 from ..sampling_params import SamplingParams, is_sampling_option
 from ..text import quote, require_text
+from ..types import Hint
 from .field_values import read_integer, read_switch
+from .part_fields import InputParts, read_hint, read_parts
 from .settings import ServerSettings
 
 T = TypeVar("T")
 
-Content = str | tuple[int, ...]
+Content = str | tuple[int, ...] | InputParts
 
+_CONTENTS = ("text", "input_ids", "input_parts")
 _NEEDED = (
     "input_embeds",
     "image_data",
@@ -51,6 +55,7 @@ class NativePrompt:
     rid: str | None
     cache_salt: str
     extra_key: str
+    hint: Hint = NO_HINT
 
     @property
     def reports(self) -> bool:
@@ -81,6 +86,7 @@ def parse_call(body: Mapping[str, object], settings: ServerSettings) -> NativeCa
         _spread(body, "rid", count, _name, None),
         _spread(body, "cache_salt", count, _text, ""),
         _spread(body, "extra_key", count, _text, ""),
+        _spread(body, "hint", count, _hint, NO_HINT),
         strict=True,
     )
     prompts = tuple(NativePrompt(*fields) for fields in each)
@@ -116,9 +122,14 @@ def _refuse_structure(names: Mapping[str, object], place: str) -> None:
 
 def _contents(body: Mapping[str, object], most: int) -> tuple[list[Content], bool]:
     """The prompts, and whether they came as a list."""
-    text, ids = body.get("text"), body.get("input_ids")
-    if (text is None) == (ids is None):
-        raise InvalidRequest(f"one of text and input_ids is needed, got {'none' if text is None else 'both'}")
+    text, ids, parts = (body.get(name) for name in _CONTENTS)
+    given = [name for name in _CONTENTS if body.get(name) is not None]
+    if len(given) != 1:
+        raise InvalidRequest(
+            f"one of text, input_ids and input_parts is needed, got {' and '.join(given) or 'none'}"
+        )
+    if parts is not None:
+        return [read_parts("input_parts", parts)], False
     if isinstance(text, str):
         return [text], False
     if text is not None:
@@ -203,6 +214,10 @@ def _name(name: str, value: object, default: str | None) -> str | None:
 
 def _text(name: str, value: object, default: str) -> str:
     return default if value is None else require_text(name, value)
+
+
+def _hint(name: str, value: object, default: Hint) -> Hint:
+    return read_hint(value)
 
 
 def _priority(name: str, value: object, default: int) -> int:

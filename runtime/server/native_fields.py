@@ -7,11 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .openai_fields import INTEGER, NUMBER, OBJECT, SWITCH, TEXT, Schema
+from .openai_fields import HINT, INTEGER, NUMBER, OBJECT, SWITCH, TEXT, Schema
 
 _TEXTS: Schema = {"type": ["string", "array", "null"], "items": {"type": "string"}}
 _IDS: Schema = {"type": ["array", "null"], "items": {"type": "integer"}}
 _ID_LISTS: Schema = {"type": ["array", "null"], "items": {"type": ["integer", "array"]}}
+PARTS: Schema = {
+    "type": ["array", "null"],
+    "items": {
+        "anyOf": [
+            {"type": "string"},
+            {"type": "object", "properties": {"plain": {"type": "string"}}, "required": ["plain"]},
+            {"type": "array", "items": {"type": "integer"}},
+        ]
+    },
+}
 _JSON: Schema = {"type": ["object", "boolean", "string", "null"]}
 
 _SAMPLING: Mapping[str, Schema] = {
@@ -60,6 +70,8 @@ _GENERATE: Mapping[str, Schema] = {
     "priority": {**INTEGER, "description": "larger ones run first; default 0"},
     "extra_key": {**_TEXTS, "description": "prompts with different ones share no cached tokens"},
     "cache_salt": {**_TEXTS, "description": "the same"},
+    "input_parts": {**PARTS, "description": "a prompt in parts, instead of text; answered by output_parts"},
+    "hint": {**HINT, "description": "what a program tells of the branch that asks"},
     "session_id": {**TEXT, "description": "of no effect: all that can be shared is shared anyway"},
 }
 _ABORT: Mapping[str, Schema] = {
@@ -85,7 +97,24 @@ def _body(properties: Mapping[str, Schema], required: Sequence[str] = ()) -> dic
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
+_SCORE: Mapping[str, Schema] = {
+    "input_parts": PARTS,
+    "choices": {"type": "array", "items": {"type": "string"}},
+    "unconditional": {**SWITCH, "description": "also behind nothing but what begins a text"},
+    "hint": HINT,
+    "cache_salt": TEXT,
+    "priority": {**INTEGER, "description": "larger ones run first; default 0"},
+}
+_CHAT_FRAME: Mapping[str, Schema] = {"roles": {"type": "array", "items": {"type": "string"}}}
+_END_PROGRAMS: Mapping[str, Schema] = {
+    "program_ids": {"type": "array", "items": {"type": "string"}},
+    "how": {"type": "string", "enum": ["released", "done", "cancelled"]},
+}
+
 GENERATE_BODY = _body(_GENERATE)
 ABORT_BODY = _body(_ABORT)
 TOKENIZE_BODY = _body(_TOKENIZE)
 DETOKENIZE_BODY = _body(_DETOKENIZE, ["tokens"])
+SCORE_BODY = _body(_SCORE, ["input_parts", "choices"])
+CHAT_FRAME_BODY = _body(_CHAT_FRAME, ["roles"])
+END_PROGRAMS_BODY = _body(_END_PROGRAMS, ["program_ids", "how"])

@@ -2,18 +2,20 @@
 
 Everything in it is cumulative, so that a chunk of a stream and the whole reply are the same object at
 different times. It is kept as it is written: each chunk of a long stream writes what is new and copies the
-rest. Log-probabilities are triples of value, token id and, where it was asked for, the text of the token.
+rest. A prompt that came in parts is answered in parts too, in the last chunk of a stream.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from ..answer_meta import TokenText, finish_of, top_of, triple_of
+from ..text_parts import Ids
 from ..types import Event, TokenLogprob
 from .replies import dumped
 
-Triple = tuple[float | None, int, str | None]
-TokenText = Callable[[int], str]
+FindParts = Callable[[str, Ids, int | str | None], tuple[str | Ids, ...]]
 
 _SLICE = 1000
 """Log-probabilities that are written in one go: between slices other threads have their turn."""
@@ -21,15 +23,26 @@ _SLICE = 1000
 
 class NativeAnswer:
     """`token_text`, where given, is the text that goes with each log-probability. With `null_first` the first
-    token of the prompt that is reported has no value, as in SGLang."""
+    token of the prompt that is reported has no value, as in SGLang. `find_parts`, where given, makes parts of
+    a whole text, its ids and what stopped it. With `holds` it is told how much is held."""
 
     def __init__(
-        self, rid: str, *, reports: bool, token_text: TokenText | None = None, null_first: bool = False
+        self,
+        rid: str,
+        *,
+        reports: bool,
+        token_text: TokenText | None = None,
+        null_first: bool = False,
+        find_parts: FindParts | None = None,
+        holds: bool = False,
     ) -> None:
         self._rid = rid
         self._reports = reports
         self._token_text = token_text
         self._null_first = null_first
+        self._find_parts = find_parts
+        self._holds = holds
+        self._news: list[Event] = []  # all of them, where parts are to be made of them
         self._text = bytearray()
         self._ids = _Listing()
         self._last_id: int | None = None
@@ -40,6 +53,8 @@ class NativeAnswer:
     def add(self, event: Event) -> None:
         """Takes a while for many log-probabilities; may run on any thread."""
         self._last = event
+        if self._find_parts is not None:
+            self._news.append(replace(event, logprobs=(), prompt_logprobs=()))
         self._text += dumped(event.text)[1:-1]
         self._ids.extend(event.token_ids)
         if event.token_ids:
@@ -60,24 +75,25 @@ class NativeAnswer:
             "cached_tokens": self._last.cached_tokens,
             "e2e_latency": e2e_latency,
         }
+        if self._find_parts is not None:
+            meta["forced_tokens"] = self._last.forced_tokens
+        if self._holds:
+            meta["held_tokens"] = self._last.held_tokens or 0
         place = b"" if index is None else b',"index":%d' % index
-        text = (b'{"text":"', self._text, b'","output_ids":[', self._ids.items, b"]", place)
-        return b"".join((*text, b',"meta_info":', dumped(meta)[:-1], *self._written_reports(), b"}}"))
+        text = (b'{"text":"', self._text, b'","output_ids":[', self._ids.items, b"]", self._written_parts())
+        return b"".join((*text, place, b',"meta_info":', dumped(meta)[:-1], *self._written_reports(), b"}}"))
 
     @property
     def finish(self) -> dict[str, object] | None:
         """Why it ended, None while it goes on."""
-        reason = self._last.finish_reason
-        if reason is None:
-            return None
-        if reason == "stop":
-            matched = (
-                self._last.matched_stop
-            )  # None at the end of a grammar, which its last token brings about
-            return {"type": "stop", "matched": self._last_id if matched is None else matched}
-        if reason == "length":
-            return {"type": "length", "length": self._ids.count}
-        return {"type": "abort", "message": self._last.error or "the request was aborted"}
+        return finish_of(self._last, self._ids.count, self._last_id)
+
+    def _written_parts(self) -> bytes:
+        if self._find_parts is None or self._last.finish_reason is None:
+            return b""
+        text = "".join(event.text for event in self._news)
+        ids = tuple(token for event in self._news for token in event.token_ids)
+        return b',"output_parts":%b' % dumped(self._find_parts(text, ids, self._last.matched_stop))
 
     def _written_reports(self) -> tuple[bytes | bytearray, ...]:
         """More fields of meta_info."""
@@ -99,17 +115,8 @@ class NativeAnswer:
     def _report(self, entries: Sequence[TokenLogprob], values: _Listing, tops: _Listing) -> None:
         for start in range(0, len(entries), _SLICE):
             part = entries[start : start + _SLICE]
-            values.extend([self._triple(entry.logprob, entry.token_id) for entry in part])
-            tops.extend([self._top(entry) for entry in part])
-
-    def _top(self, entry: TokenLogprob) -> list[Triple] | None:
-        """None where nothing was predicted, or where no alternatives are wanted."""
-        if entry.logprob is None or not entry.top:
-            return None
-        return [self._triple(logprob, token) for token, logprob in entry.top]
-
-    def _triple(self, logprob: float | None, token: int) -> Triple:
-        return (logprob, token, None if self._token_text is None else self._token_text(token))
+            values.extend([triple_of(entry, self._token_text) for entry in part])
+            tops.extend([top_of(entry, self._token_text) for entry in part])
 
 
 class _Listing:

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from ..errors import InvalidRequest
 from ..sampling_params import SamplingParams
 from ..text import quote, require_text
+from ..types import Hint
 from .context import ServerContext
 from .failures import ModelNotFound
 from .field_values import read_integer, read_mapping, read_switch
 from .openai_fields import SAMPLING_FIELDS
 from .openai_structure import structure_of
+from .part_fields import read_hint
 
 MOST_ALTERNATIVES = 20
 """The largest number of alternatives a token that may be asked for: each costs memory for every token."""
@@ -66,11 +68,12 @@ def unknown_model(name: str, context: ServerContext) -> ModelNotFound:
     return ModelNotFound(f"there is no model {quote(name)} here, the served one is {context.model!r}")
 
 
-def job_fields(body: Mapping[str, object]) -> tuple[str, int]:
-    """cache_salt and priority."""
+def job_fields(body: Mapping[str, object]) -> tuple[str, int, Hint]:
+    """cache_salt, priority and hint."""
     salt = body.get("cache_salt")
     priority = read_integer("priority", body.get("priority"), 0, least=-_PRIORITIES, most=_PRIORITIES)
-    return "" if salt is None else require_text("cache_salt", salt), priority
+    hint = read_hint(body.get("hint"), strict=True)
+    return "" if salt is None else require_text("cache_salt", salt), priority, hint
 
 
 def is_streamed(body: Mapping[str, object]) -> bool:

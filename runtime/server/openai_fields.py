@@ -19,6 +19,18 @@ _IDS: Schema = {"type": ["array", "null"], "items": {"type": "integer"}}
 _SCHEMA: Schema = {"type": ["object", "boolean", "string", "null"]}
 
 
+HINT: Schema = {
+    "type": ["object", "null"],
+    "properties": {
+        "program_id": TEXT,
+        "parent_id": TEXT,
+        "fork_group": TEXT,
+        "hold_s": NUMBER,
+        "done": SWITCH,
+    },
+}
+
+
 def _said(schema: Schema, description: str) -> Schema:
     return {**schema, "description": description}
 
@@ -76,6 +88,7 @@ CALL_FIELDS: Mapping[str, Schema] = {
     "stream_options": _said(OBJECT, "include_usage, continuous_usage_stats"),
     "cache_salt": _said(TEXT, "requests with different ones share no cached tokens"),
     "priority": _said(INTEGER, "larger ones run first; default 0"),
+    "hint": _said(HINT, "what a program tells of the branch that asks"),
     "return_token_ids": _said(SWITCH, "answer with the token ids of prompt and text too"),
 }
 

@@ -13,6 +13,7 @@ import hashlib
 import json
 import sys
 from collections.abc import AsyncGenerator, Iterable, Sequence
+from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,11 +22,12 @@ from time import monotonic
 from typing import Protocol
 
 from ..errors import EngineStopped, InvalidRequest, TooLarge
+from ..hints import NO_HINT
+from ..post import Post
 from ..sampling_params import SamplingParams
-from ..types import Event, Request
+from ..types import Ending, Event, Hint, Request
 from .engine_face import EngineFace
 from .failures import Busy, TookTooLong
-from .post import Post
 from .settings import ServerSettings
 
 
@@ -33,7 +35,8 @@ from .settings import ServerSettings
 class Job:
     """One prompt. `id` is what a client knows it by and may abort it with; equal ones are told apart inside.
     `tenant` is whose it is: tenants share no pages, whatever their salts are, nor do different pairs of
-    `salt` and `extra_key`."""
+    `salt` and `extra_key`. The names in `hint` are those that the tenant knows. `continuations` see Request.
+    """
 
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
@@ -42,6 +45,18 @@ class Job:
     priority: int = 0
     tenant: str = ""
     extra_key: str = ""
+    hint: Hint = NO_HINT
+    continuations: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def length(self) -> int:
+        """Tokens that are read."""
+        return len(self.prompt_ids) + sum(map(len, self.continuations))
+
+    @property
+    def longest(self) -> int:
+        """Tokens that one sequence of it begins with."""
+        return len(self.prompt_ids) + max(map(len, self.continuations), default=0)
 
 
 class Watch(Protocol):
@@ -197,6 +212,10 @@ class Service:
         """End every job, or every one of a tenant."""
         return self._abort(run for run in self._runs.values() if tenant in (None, run.job.tenant))
 
+    def end_programs(self, program_ids: Sequence[str], how: Ending, tenant: str) -> Future[None]:
+        """What becomes of these branches of a tenant's."""
+        return self.engine.end_programs([_owned(tenant, name) for name in program_ids], how)
+
     async def flush(self, timeout: float = 0.0) -> int:
         """Forget what is cached, when nothing runs. Raises InvalidRequest if that takes longer than so."""
         if not await self._idle(timeout):
@@ -214,11 +233,11 @@ class Service:
 
     def _let_in(self, jobs: Sequence[Job]) -> list[_Run]:
         """All of them or none."""
-        settings, tokens = self.settings, sum(len(job.prompt_ids) for job in jobs)
+        settings, tokens = self.settings, sum(job.length for job in jobs)
         if len(jobs) > settings.max_queued:
             most = settings.max_queued
             raise InvalidRequest(f"a request may have {most} prompts, as many as may wait, got {len(jobs)}")
-        longest, most = max(len(job.prompt_ids) for job in jobs), self.engine.max_length
+        longest, most = max(job.longest for job in jobs), self.engine.max_length
         if longest > most:  # known here at once; the engine would look at every token first
             raise TooLarge(f"a prompt has {longest} tokens, but context and pool hold {most}")
         reason = None
@@ -242,7 +261,7 @@ class Service:
         run = _Run(job, f"r{next(self._names)}", self._watcher.arrived(job))
         self._runs[run.id] = run
         self._waiting += 1
-        self._waiting_tokens += len(job.prompt_ids)
+        self._waiting_tokens += job.length
         return run
 
     async def _compile(self, runs: Sequence[_Run]) -> None:
@@ -293,7 +312,7 @@ class Service:
     def _stop_waiting(self, run: _Run) -> None:
         run.waits = False
         self._waiting -= 1
-        self._waiting_tokens -= len(run.job.prompt_ids)
+        self._waiting_tokens -= run.job.length
 
     def _let_go(self, run: _Run, cause: BaseException | None) -> None:
         if run.waits:
@@ -338,7 +357,34 @@ async def _next(events: asyncio.Queue[tuple[int, Event]], deadline: float | None
 def _request(run: _Run) -> Request:
     job = run.job
     salt = namespace_salt(job.tenant, job.salt, job.extra_key)
-    return Request(run.id, job.prompt_ids, job.sampling, salt, priority=job.priority)
+    return Request(
+        run.id,
+        job.prompt_ids,
+        job.sampling,
+        salt,
+        priority=job.priority,
+        continuations=job.continuations,
+        tenant=job.tenant,
+        hint=_hint_of(job),
+    )
+
+
+def _hint_of(job: Job) -> Hint:
+    """Its names as the engine knows them, which knows those of all tenants."""
+    hint, tenant = job.hint, job.tenant
+    if not tenant or hint == NO_HINT:
+        return hint
+    return replace(
+        hint,
+        program_id=_owned(tenant, hint.program_id),
+        parent_id=_owned(tenant, hint.parent_id),
+        fork_group=_owned(tenant, hint.fork_group),
+    )
+
+
+def _owned(tenant: str, name: str) -> str:
+    """A name that no two tenants share: of a tenant, the part before the slash has one length."""
+    return f"{tenant}/{name}" if tenant and name else name
 
 
 def namespace_salt(*parts: str) -> str:

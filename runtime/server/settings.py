@@ -34,7 +34,7 @@ class ServerSettings:
     max_queued_tokens: int = 2_000_000
     max_prompts: int = 512
     max_choices: int = 128
-    max_body_bytes: int = 8 << 20
+    max_body_bytes: int = 4 << 20
     request_timeout: float = 600.0
     stream_idle_timeout: float = 60.0
     shutdown_timeout: float = 30.0

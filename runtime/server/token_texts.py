@@ -1,8 +1,6 @@
-"""Tokens as clients see them: a text for each, its bytes, and the character at which it begins.
+"""Texts of clients as tokens, without making others wait, and the character at which each token begins.
 
-A text of one token is for people and for keys of objects: different tokens should have different ones, so
-what is no text by itself is spelled out. Texts become tokens here without making others wait. Knows no wire
-format.
+How one token is written is in token_names.py. Knows no wire format.
 """
 
 from __future__ import annotations
@@ -22,31 +20,6 @@ T = TypeVar("T")
 
 _LONG_TEXT = 20_000
 """Characters from which on encoding takes so long that the event loop should not wait for it."""
-
-
-def token_text(tokenizer: Tokenizer, token_id: int) -> str:
-    """The text one token adds to a text, a leading space included. A control token is its name, bytes that
-    are no whole characters are written `bytes:\\xe2\\x80`, an id without a token `token_id:5`."""
-    piece = tokenizer.piece(token_id)
-    if piece is None:
-        return token_name(token_id)
-    if token_id in tokenizer.special_ids:
-        return piece
-    data = tokenizer.token_bytes(token_id)
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-
-
-def token_name(token_id: int) -> str:
-    """A text that no two tokens share."""
-    return f"token_id:{token_id}"
-
-
-def token_bytes(tokenizer: Tokenizer, token_id: int) -> list[int]:
-    """The bytes one token adds to a text; of all tokens of a text they are those of the text."""
-    return list(tokenizer.token_bytes(token_id))
 
 
 class TokenPlaces:
@@ -87,13 +60,6 @@ async def encode_texts(
     """Token ids of each text, see Tokenizer.encode."""
     encode = tokenizer.encode
     return await beside(sum(map(len, texts)), lambda: [tuple(encode(text, bos=bos)) for text in texts])
-
-
-def beginning(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """What an empty text is: the token that a text begins with, or else one that ends the text before it."""
-    if tokenizer.bos_id is not None:
-        return (tokenizer.bos_id,)
-    return tuple(sorted(tokenizer.eos_ids)[:1])
 
 
 def check_characters(engine: EngineFace, count: int) -> None:

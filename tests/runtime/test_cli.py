@@ -33,7 +33,8 @@ STATS = EngineStats(
     peak_pages=80, num_pages=100, page_size=16, page_fill=0.97, radix_s=0.01, schedule_s=0.02, forward_s=2.0,
     kv_read_bytes=1000, kv_tile_bytes=2000, kv_unshared_bytes=9000,
     forced_tokens=0, mask_s=0.0, mask_wait_s=0.0, filled_masks=0, attention_segments=9, segment_queries=40,
-    waiting=0, running=0, free_pages=20, evictable_pages=80, saved_pages=0,
+    waiting=0, running=0, free_pages=20, evictable_pages=80, held_pages=0, saved_pages=0,
+    holds=0, holds_granted=0, holds_refused=0, holds_broken=0,
 )  # fmt: skip
 INFO = EngineInfo(
     model="smollm2-135m", family="llama", parameters=134_515_008, weight_bytes=538_000_000, dtype="float32",
@@ -275,7 +276,8 @@ def test_a_refused_prompt_has_its_line_and_the_run_goes_on(
         (["--temp=0"], "unrecognized arguments: --temp=0; did you mean --temperature? (see"),
         (
             ["--max", "3"],
-            "unrecognized arguments: --max 3; did you mean --max-tokens or --max-running or --max-context?",
+            "unrecognized arguments: --max 3; did you mean --max-tokens or --max-running or "
+            "--max-running-per-tenant? (see",
         ),
         (["--max_tokens", "3"], "unrecognized arguments: --max_tokens 3; did you mean --max-tokens? (see"),
         (["-n", "2"], "unrecognized arguments: -n 2; did you mean --n? (see"),

@@ -21,7 +21,8 @@ STATS_FIELDS = {
     "kv_read_bytes", "kv_tile_bytes", "kv_unshared_bytes",
     "computed_tokens", "forced_tokens", "mask_s", "mask_wait_s", "filled_masks",
     "attention_segments", "segment_queries",
-    "waiting", "running", "free_pages", "evictable_pages", "saved_pages",
+    "waiting", "running", "free_pages", "evictable_pages", "held_pages", "saved_pages",
+    "holds", "holds_granted", "holds_refused", "holds_broken",
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from radixlm.runtime.config import EngineConfig
 from radixlm.runtime.errors import InvalidConfig
 
 NAMES = [item.name for item in fields(EngineConfig)]
-OPTIONAL = ("num_pages", "max_context", "threads")
+OPTIONAL = ("num_pages", "max_running_per_tenant", "max_context", "threads")
 NUMBERS = [name for name in NAMES if type(getattr(EngineConfig(), name)) is int or name in OPTIONAL]
 
 
@@ -22,7 +22,7 @@ def refused(**values: Any) -> str:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("value", [1.0, 16.0, b"auto", [], object()])
+@pytest.mark.parametrize("value", [1.5, 16.0, b"auto", [], object()])
 def test_no_field_takes_a_value_of_another_type(name: str, value: object) -> None:
     assert refused(**{name: value}).startswith(f"{name} must be ")
 
@@ -42,6 +42,16 @@ def test_a_switch_is_true_or_false(value: object) -> None:
 )
 def test_a_choice_that_there_is_not_is_refused_with_those_there_are(name: str, allowed: str) -> None:
     assert refused(**{name: "int4"}) == f"{name} must be one of {allowed}, got 'int4'"
+
+
+@pytest.mark.parametrize("value", [-0.01, 1.01, float("nan"), float("inf"), True, "0.5"])
+def test_a_share_is_a_number_between_nothing_and_all(value: object) -> None:
+    assert refused(hold_budget=value) == f"hold_budget must be a number from 0 to 1, got {value!r}"
+
+
+@pytest.mark.parametrize("value", [0, 0.0, 0.25, 1])
+def test_any_share_is_allowed(value: float) -> None:
+    assert EngineConfig(hold_budget=value).hold_budget == value
 
 
 @pytest.mark.parametrize("name", NUMBERS)

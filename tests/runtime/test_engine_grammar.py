@@ -21,7 +21,7 @@ from radixlm.runtime.grammar.spec import GrammarSpec
 from radixlm.runtime.guide import Guide
 from radixlm.runtime.prompts import Prompt
 from radixlm.runtime.sampling_params import SamplingParams
-from radixlm.runtime.types import Completion, Event, Request
+from radixlm.runtime.types import Completion, Event, Hint, Request
 from radixlm.runtime.worker import EngineThread
 from testkit.byte_tokenizer import EOS_ID
 from testkit.text_grammar import Texts
@@ -363,6 +363,20 @@ def test_a_request_can_be_aborted_while_its_grammar_is_compiled(
         events = run_out(engine)
     assert sorted((event.index, event.finish_reason) for event in events) == [(0, "abort"), (1, "abort")]
     assert not engine.abort("r")
+
+
+def test_a_call_of_a_cancelled_program_ends_while_its_grammar_is_compiled(
+    open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = open_engine()
+    with compiled_as(monkeypatch, None):
+        engine.add(Request("r", (5, 6), params(regex="a", n=2), hint=Hint("agent")))
+        engine.end_programs(["other"], "cancelled")
+        engine.end_programs(["agent"], "done")
+        assert engine.step() == []
+        engine.end_programs(["agent"], "cancelled")
+        events = run_out(engine)
+    assert [event.finish_reason for event in events] == ["abort", "abort"]
 
 
 def test_others_go_on_while_a_grammar_is_compiled(

@@ -20,7 +20,7 @@ def plan(*rows: Row) -> Plan:
 
 
 def stats_of(meter: Meter, *, prompt_tokens: int = 0, cached_tokens: int = 0) -> EngineStats:
-    scheduled = SchedulerStats(0, 0, 0, 2, 0, prompt_tokens, cached_tokens, 0)
+    scheduled = SchedulerStats(0, 0, 0, 2, 0, prompt_tokens, cached_tokens, 0, 0, 0, 0, 0)
     return meter.stats(PrefixCache(8, 4), scheduled)
 
 
@@ -52,7 +52,7 @@ def test_pages_and_sequences_are_those_of_the_moment() -> None:
         lease = cache.acquire(range(8), (), 12)
         assert lease is not None
         cache.publish(lease, range(8), 8)
-    stats = Meter().stats(cache, SchedulerStats(5, 2, 0, 0, 0, 0, 0, 0))
+    stats = Meter().stats(cache, SchedulerStats(5, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
     assert (stats.waiting, stats.running) == (5, 2)
     assert (stats.free_pages, stats.evictable_pages, stats.saved_pages) == (4, 0, 2)
 

@@ -25,10 +25,11 @@ def prefilling(
     namespace: tuple[str, ...] = ("",),
     growth: int = 0,
     reserved: int = 0,
+    group: str = "",
 ) -> RunningView:
     left = len(tokens) - computed
     return RunningView(
-        key(name), priority, arrival, namespace, tokens, computed, left, 4, growth, reserved, prefills=True
+        key(name), priority, arrival, namespace, tokens, computed, left, 4, growth, reserved, True, group
     )
 
 
@@ -43,6 +44,7 @@ def candidate(
     preempted: bool = False,
     passed_over: int = 0,
     own_pages: int | None = None,
+    group: str = "",
 ) -> WaitingView:
     tokens = [100 * arrival + offset for offset in range(8)] if tokens is None else tokens
     remaining = max(1, len(tokens) - cached)
@@ -58,13 +60,21 @@ def candidate(
         preempted,
         passed_over,
         own_pages,
+        group,
     )
 
 
 def budget(
-    *, tokens: int = 64, slots: int = 8, pages: int = 100, shares: bool = True, above: int | None = None
+    *,
+    tokens: int = 64,
+    slots: int = 8,
+    pages: int = 100,
+    shares: bool = True,
+    above: int | None = None,
+    idle_held: int = 0,
+    beside_holds: int = 100,
 ) -> Budget:
-    return Budget(tokens, slots, pages, page_size=4, shares=shares, above=above)
+    return Budget(tokens, slots, pages, 4, shares, above, idle_held, beside_holds)
 
 
 def rows(decision: Decision) -> dict[str, int]:
@@ -396,3 +406,136 @@ def test_a_single_request_does_not_stand_back_for_members_that_wait() -> None:
     decision = decide("cache-aware", running, [*members, single], budget(pages=2 + 3))
 
     assert list(admitted(decision)) == ["single"]
+
+
+# -- those that were forked together -------------------------------------------------------------------
+
+
+def test_siblings_come_right_behind_the_first_of_them() -> None:
+    waiting = [
+        candidate("b0", arrival=0, cached=1, group="b"),
+        candidate("warm", arrival=1, cached=4),
+        candidate("a0", arrival=2, cached=6, group="a"),
+        candidate("b1", arrival=3, group="b"),
+        candidate("a1", arrival=4, group="a"),
+        candidate("hot", arrival=5, cached=7),
+    ]
+
+    by_match = list(admitted(decide("cache-aware", [], waiting, budget())))
+    by_arrival = list(admitted(decide("fcfs", [], waiting, budget())))
+
+    assert by_match == ["hot", "a0", "a1", "warm", "b0", "b1"]
+    assert by_arrival == ["b0", "b1", "warm", "a0", "a1", "hot"]
+
+
+def test_siblings_of_one_that_runs_come_before_the_others_of_their_priority() -> None:
+    running = [prefilling("a0", [9] * 3, arrival=1, group="a")]
+    waiting = [
+        candidate("hot", arrival=0, cached=7),
+        candidate("patient", arrival=2, passed_over=AGE_LIMIT),
+        candidate("a1", arrival=3, group="a"),
+        candidate("urgent", arrival=4, priority=1),
+    ]
+
+    by_match = list(admitted(decide("cache-aware", running, waiting, budget())))
+    by_arrival = list(admitted(decide("fcfs", running, [waiting[0], *waiting[2:]], budget())))
+
+    assert by_match == ["urgent", "patient", "a1", "hot"]
+    assert by_arrival == ["urgent", "hot", "a1"]
+
+
+def test_groups_of_two_priorities_or_namespaces_are_two_groups() -> None:
+    running = [prefilling("other", [9] * 3, arrival=1, group="a", namespace=("salt",))]
+    waiting = [
+        candidate("hot", arrival=2, cached=7),
+        candidate("a1", arrival=3, group="a"),
+        candidate("first", arrival=4, priority=1, group="a"),
+    ]
+
+    assert list(admitted(decide("cache-aware", running, waiting, budget()))) == ["first", "hot", "a1"]
+
+
+def test_by_arrival_siblings_do_not_pass_one_that_was_passed_over_too_often() -> None:
+    running = [prefilling("a0", [9] * 3, arrival=0, group="a")]
+    waiting = [
+        candidate("patient", arrival=1, passed_over=AGE_LIMIT),
+        candidate("a1", arrival=2, group="a"),
+    ]
+
+    assert list(admitted(decide("fcfs", running, waiting, budget()))) == ["patient", "a1"]
+    waiting[0] = waiting[0]._replace(passed_over=AGE_LIMIT - 1)
+    assert list(admitted(decide("fcfs", running, waiting, budget()))) == ["a1", "patient"]
+
+
+def test_slots_are_kept_for_siblings_that_wait_for_the_prefill_of_their_first() -> None:
+    first = prefilling("first", SHARED, group="a")
+    siblings = [candidate(str(n), arrival=n, tokens=[*SHARED, n], group="a") for n in (1, 2)]
+    other = candidate("other", arrival=3)
+
+    assert not admitted(decide("cache-aware", [first], [*siblings, other], budget(slots=3)))
+    assert admitted(decide("cache-aware", [first], [*siblings, other], budget(slots=4)))
+    alone = first._replace(group="")
+    assert admitted(decide("cache-aware", [alone], [*siblings, other], budget(slots=3)))
+
+
+def test_nobody_of_a_lower_priority_is_preempted_for_a_slot_that_is_kept() -> None:
+    running = [prefilling("first", SHARED, priority=1, group="a"), decoding("low", arrival=9)]
+    sibling = candidate("sibling", arrival=1, tokens=[*SHARED, 1], priority=1, group="a")
+    other = candidate("other", arrival=2, priority=1)
+
+    decision = decide("cache-aware", running, [sibling, other], budget(slots=3))
+
+    assert (decision.preempt, admitted(decision)) == (None, {})
+
+
+# -- holds ---------------------------------------------------------------------------------------------
+
+
+def test_whoever_runs_alone_breaks_holds_for_its_next_page() -> None:
+    decision = decide("fcfs", [decoding("r", growth=3)], [], budget(pages=1, idle_held=4))
+
+    assert decision == Decision(give_way=2)
+
+
+def test_of_several_that_decode_one_is_preempted_before_a_hold_is_broken() -> None:
+    running = [decoding("old", growth=1), decoding("young", arrival=1, growth=1)]
+
+    assert decide("fcfs", running, [], budget(pages=1, idle_held=4)) == Decision(preempt=key("young"))
+
+
+def test_prefills_do_not_lose_what_was_reserved_for_them_to_a_hold() -> None:
+    running = [prefilling(name, [7] * 90, growth=2) for name in "ab"]
+
+    assert decide("fcfs", running, [], budget(pages=3, idle_held=4)) == Decision(give_way=1)
+
+
+def test_when_nothing_runs_the_next_in_turn_breaks_holds() -> None:
+    waiting = [candidate("large", arrival=0, pages=9), candidate("small", arrival=1, pages=1)]
+
+    assert decide("fcfs", [], waiting, budget(pages=8, idle_held=4)) == Decision(give_way=1)
+    assert list(admitted(decide("fcfs", [], waiting, budget(pages=9, idle_held=4)))) == ["large"]
+
+
+def test_while_others_run_the_next_in_turn_waits_for_them_first() -> None:
+    waiting = [candidate("large", arrival=1, pages=9)]
+
+    decision = decide("fcfs", [decoding("r")], waiting, budget(pages=8, idle_held=4, beside_holds=9))
+
+    assert (decision.blocked, decision.give_way) == (True, 0)
+
+
+def test_who_would_not_fit_beside_the_holds_even_alone_does_not_wait_for_others() -> None:
+    waiting = [candidate("large", arrival=1, pages=9)]
+
+    decision = decide("fcfs", [decoding("r")], waiting, budget(pages=5, idle_held=4, beside_holds=8))
+    assert decision == Decision(give_way=4)
+    decision = decide("fcfs", [decoding("r")], waiting, budget(pages=4, idle_held=4, beside_holds=8))
+    assert (decision.blocked, decision.give_way) == (True, 0)
+
+
+def test_no_hold_is_broken_for_one_that_lacks_more_than_pages() -> None:
+    waiting = [candidate("large", arrival=1, pages=9)]
+
+    for limits in (budget(pages=5, slots=1, idle_held=9, beside_holds=8), budget(tokens=1, pages=5)):
+        decision = decide("fcfs", [decoding("r")], waiting, limits)
+        assert (decision.give_way, admitted(decision)) == (0, {})

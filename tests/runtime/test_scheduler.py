@@ -6,6 +6,7 @@ import pytest
 
 from radixlm.runtime.errors import InvalidRequest, TooLarge
 from radixlm.runtime.policy import AGE_LIMIT, Policy
+from radixlm.runtime.scheduler import WINDOW
 from radixlm.runtime.types import Outcome, Plan, Row, SequenceKey
 from testkit.sim import HashModel, Simulation
 
@@ -364,6 +365,94 @@ def test_a_chunk_smaller_than_the_batch_still_moves_everyone() -> None:
 
     finish(sim)
     assert max(len(plan.rows) for plan in sim.plans) == 2
+
+
+# -- tenants -------------------------------------------------------------------------------------------
+
+
+def running(sim: Simulation) -> list[SequenceKey]:
+    return [key for key, seq in sim.live.items() if seq.status == "running"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_of_one_tenant_no_more_run_than_allowed_and_all_of_them_end(policy: Policy) -> None:
+    sim = Simulation(num_pages=200, policy=policy, max_running=8, max_running_per_tenant=2)
+    for number in range(6):
+        sim.add([0], max_tokens=3, salt=str(number), tenant="a")
+
+    assert finish(sim) >= 3 * 3
+    assert max(len(plan.rows) for plan in sim.plans) == 2
+
+
+def test_others_are_not_kept_waiting_behind_those_that_wait_for_room_of_their_tenant() -> None:
+    sim = Simulation(num_pages=200, max_running=8, max_running_per_tenant=2)
+    many = [sim.add([0], max_tokens=9, salt=str(number), tenant="a") for number in range(5)]
+    sim.step()
+    later = [sim.add([1], max_tokens=2, tenant=tenant) for tenant in ("b", "")]
+    sim.step()
+
+    assert running(sim) == [*many[:2], *later]
+    finish(sim)
+
+
+def test_a_long_queue_of_one_tenant_hides_nobody_behind_it() -> None:
+    sim = Simulation(num_pages=200, max_running=8, max_running_per_tenant=1)
+    for number in range(WINDOW + 40):
+        sim.add([0], max_tokens=2, salt=str(number), tenant="a")
+    last = sim.add([1], max_tokens=2, tenant="b")
+    sim.step()
+
+    assert last in running(sim)
+    finish(sim)
+
+
+def test_room_of_a_tenant_goes_to_the_highest_priority_it_has() -> None:
+    sim = Simulation(num_pages=200, max_running=8, max_running_per_tenant=1)
+    first = sim.add([0], max_tokens=3, tenant="a")
+    sim.step()
+    low = sim.add([0], max_tokens=3, salt="low", tenant="a")
+    high = sim.add([0], max_tokens=3, salt="high", tenant="a", priority=1)
+    while running(sim) in ([first], []):
+        sim.step()
+
+    assert running(sim) == [high]
+    assert sim.live[low].status == "waiting"
+    finish(sim)
+
+
+def test_choices_and_scored_continuations_of_a_tenant_count_one_each() -> None:
+    sim = Simulation(num_pages=200, max_running=8, max_running_per_tenant=3)
+    for index in range(5):
+        sim.add([0, 1], request_id="r", index=index, max_tokens=4, tenant="a")
+    sim.score([1, 1, 1], [[0], [1, 0], [1, 1], [0, 0]], tenant="a")
+    other = sim.add([0], max_tokens=1, tenant="b")
+    sim.step()
+
+    assert sim.histories[other].ended == 1
+    finish(sim)
+    assert max(len(plan.rows) for plan in sim.plans[1:]) == 3
+
+
+def test_a_preempted_one_of_a_tenant_comes_back_within_its_share() -> None:
+    sim = Simulation(num_pages=10, page_size=1, chunk_size=10, max_running_per_tenant=2)
+    for number in range(4):
+        sim.add([0], max_tokens=7, salt=str(number), tenant="a")
+
+    finish(sim)
+    assert sim.scheduler.stats().preemptions > 0
+
+
+def test_without_such_a_limit_tenants_change_nothing() -> None:
+    plans = []
+    for tenants in ("", "ab"):
+        sim = Simulation(num_pages=12, page_size=1, max_running=4)
+        for number in range(8):
+            tenant = tenants[number % 2] if tenants else ""
+            sim.add([0] * (number % 3 + 1), max_tokens=4, salt=str(number % 2), tenant=tenant)
+        finish(sim)
+        plans.append(sim.plans)
+
+    assert plans[0] == plans[1]
 
 
 # -- rows ----------------------------------------------------------------------------------------------

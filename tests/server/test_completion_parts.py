@@ -18,7 +18,7 @@ from radixlm.runtime.server.completion_reply import ChoiceParts, encoded_prompt
 from radixlm.runtime.server.failures import Aborted
 from radixlm.runtime.server.openai_body import StreamOptions
 from radixlm.runtime.server.openai_reply import chunk_usage, tally_of, usage_of
-from radixlm.runtime.server.token_texts import token_bytes, token_text
+from radixlm.runtime.token_names import token_bytes, token_text
 from radixlm.runtime.tokenizer import Tokenizer
 from radixlm.runtime.types import Event, TokenLogprob
 from testkit.byte_tokenizer import BOS_ID, EOS_ID, FIRST_BYTE_ID, VOCAB_SIZE

@@ -230,8 +230,8 @@ def test_log_probabilities_begin_where_they_are_asked_for(
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ({"text": None}, "one of text and input_ids is needed, got none"),
-        ({"text": "a", "input_ids": [1]}, "got both"),
+        ({"text": None}, "one of text, input_ids and input_parts is needed, got none"),
+        ({"text": "a", "input_ids": [1]}, "got text and input_ids"),
         ({"text": 5}, "text must be a text or a list of them that is not empty, got 5"),
         ({"text": []}, "got []"),
         ({"text": ["a", None]}, "text must be text, got None"),

@@ -23,6 +23,7 @@ from radixlm.runtime.server.openai_body import (
 from radixlm.runtime.server.openai_fields import CALL_FIELDS, SAMPLING_FIELDS, STRUCTURE_FIELDS
 from radixlm.runtime.server.service import Service
 from radixlm.runtime.server.settings import ServerSettings
+from radixlm.runtime.types import Hint
 
 SCHEMA = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
 TAGS = {
@@ -220,10 +221,12 @@ def test_the_served_model_or_none_is_taken() -> None:
         check_model({"model": 7}, context())
 
 
-def test_salt_and_priority_are_those_of_the_job() -> None:
-    assert job_fields({}) == ("", 0)
-    assert job_fields({"cache_salt": "a", "priority": -3}) == ("a", -3)
-    for body in ({"cache_salt": 1}, {"priority": "high"}, {"priority": True}, {"priority": 1 << 40}):
+def test_salt_priority_and_hint_are_those_of_the_job() -> None:
+    assert job_fields({}) == ("", 0, Hint())
+    assert job_fields({"cache_salt": "a", "priority": -3}) == ("a", -3, Hint())
+    assert job_fields({"hint": {"program_id": "b", "hold_s": 2}}) == ("", 0, Hint("b", hold_s=2.0))
+    wrong: tuple[dict[str, object], ...] = ({"cache_salt": 1}, {"priority": "high"}, {"priority": True})
+    for body in (*wrong, {"priority": 1 << 40}, {"hint": 1}, {"hint": {"done": 1}}):
         with pytest.raises(InvalidRequest, match="must be"):
             job_fields(body)
 

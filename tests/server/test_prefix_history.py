@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from radixlm.radix.replay import optimal_hit_rate
-from radixlm.runtime.server.prefix_history import RUN, PrefixHistory
+from radixlm.runtime.prefix_history import RUN, PrefixHistory
 
 
 def known(history: PrefixHistory, tokens: Sequence[int], namespace: str = "") -> int:

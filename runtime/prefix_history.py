@@ -1,9 +1,10 @@
 """PrefixHistory: which prefixes there have been, to tell what a cache that never forgets would find.
 
 Texts are cut into runs of 16 tokens; the hash of a run is that of its tokens and of all before it. So what is
-found is at most 15 tokens short of the longest prefix that two texts share. No token is kept, and no page is
-known. The memory is bounded: when its newer half is full the older one is dropped; what is met again moves to
-the newer one. Nothing but figures follows from it, so hashes are trusted.
+found is at most 15 tokens short of the longest prefix that two texts share; with runs of one token it is
+exact, for sixteen times the memory. No token is kept, and no page is known. The memory is bounded: when its
+newer half is full the older one is dropped; what is met again moves to the newer one. Nothing but figures
+follows from it, so hashes are trusted.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ class Trail:
 
 class PrefixHistory:
     """Remembers the last runs that were entered, `most_runs` of them or down to half as many, each in some 80
-    bytes. Namespaces share nothing."""
+    bytes and of so many tokens as `run` says. Namespaces share nothing."""
 
-    def __init__(self, most_runs: int = 1 << 18) -> None:
+    def __init__(self, most_runs: int = 1 << 18, run: int = RUN) -> None:
+        self._run = run
         self._half = max(1, most_runs // 2)
         self._newer: set[int] = set()
         self._older: set[int] = set()
@@ -41,11 +43,11 @@ class PrefixHistory:
 
     def go_on(self, trail: Trail, tokens: tuple[int, ...]) -> Trail:
         """As `enter`, of a text whose first `trail.length` tokens were entered: `tokens` are the others."""
-        newer, older, state = self._newer, self._older, trail.state
-        length = len(tokens) - len(tokens) % RUN
+        newer, older, state, run = self._newer, self._older, trail.state, self._run
+        length = len(tokens) - len(tokens) % run
         known = None
-        for at in range(0, length, RUN):
-            state = hash((state, tokens[at : at + RUN]))
+        for at in range(0, length, run):
+            state = hash((state, tokens[at : at + run]))
             if state in newer:
                 continue
             if state not in older and known is None:

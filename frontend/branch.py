@@ -1,0 +1,247 @@
+"""Branch: one line of text with its variables, and the work that is still to be done on it, in order.
+
+A state of a program is a branch; a fork makes new ones. `submit` may be called from any thread and returns at
+once; the actions run one after the other on the loop. The first failure ends a branch: what comes after it
+fails with the same cause, and never hides it.
+
+What must hold: every submitted action ends, in success or in failure; the texts joined are the branch's text,
+and `parts` stand for exactly that text; a value that was read never changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from concurrent.futures import Future
+from typing import cast
+
+from .actions import Action, Barrier, Begin, Choose, Fork, Generate, Write
+from .errors import BranchFailed, Cancelled, InvalidCall, ProgramError, TimedOut, UnknownVariable
+from .expressions import Chain, Expression, Gen, Select
+from .line import Line
+from .loop import is_here, the_loop
+from .protocol import Generated, Hint, Part, Plain, Sampling
+from .report import CallReport
+from .session import Session, seed_of
+from .variable import Feed, Variable
+
+
+class Branch:
+    """`path` tells its place in the tree of forks; the root's is empty."""
+
+    def __init__(
+        self, session: Session, path: tuple[int, ...] = (), parent: Branch | None = None, group: str = ""
+    ) -> None:
+        self.session = session
+        self.path = path
+        self.parent = parent
+        self.group = group
+        self.line = Line()
+        self.variables: dict[str, Variable] = {} if parent is None else dict(parent.variables)
+        self.inherited: dict[str, Variable] = dict(self.variables)
+        self.calls: list[CallReport] = []
+        self.feed = Feed()
+        self.error: BaseException | None = None
+        self.asked = False  # the backend anything
+        self.forks = 0
+        self.forked_texts = self.forked_parts = self.forked_messages = 0
+        self.forked_role: str | None = None
+        self.children: list[Branch] = []
+        self._queue: deque[Action] = deque()
+        self._lock = session.lock
+        self._active = False  # something is queued or runs
+        self._acting = False  # an action runs
+        self._task: asyncio.Task[None] | None = None
+        self.program_id = session.adopt(self)
+
+    # -- from any thread -------------------------------------------------------------------------------
+
+    def submit(self, action: Action) -> None:
+        with self._lock:
+            self._queue.append(action)
+            if self._active:
+                return
+            self._active = True
+        if is_here():
+            self._start()
+        else:
+            the_loop().call_soon_threadsafe(self._start)
+
+    def append(self, expression: Expression) -> None:
+        """Queue an expression; the variables that it sets are known from now on."""
+        if isinstance(expression, Chain):
+            for item in expression.items:
+                self.append(item)
+        elif isinstance(expression, Gen):
+            self.submit(Generate(expression, self.declare(expression.name, expression.reader)))
+        elif isinstance(expression, Select):
+            self.submit(Choose(expression, self.declare(expression.name)))
+        else:
+            self.submit(Write(expression))
+
+    def declare(self, name: str | None, reader: object = None) -> Variable:
+        """A variable that will have a value; without a name nobody else sees it."""
+        variable = Variable(reader)
+        if name is not None:
+            self.variables[name] = variable
+        return variable
+
+    def fork(self, count: int) -> list[Branch]:
+        """Branches that go on from here, once what is queued has been done."""
+        with self._lock:
+            self.forks += 1
+            number = self.forks
+        group = f"{self.program_id}/{number}"
+        made = [Branch(self.session, (*self.path, number, i), self, group) for i in range(count)]
+        self.children += made
+        start: Future[Line] = Future()
+        for child in made:
+            child.submit(Begin(start))
+        self.submit(Fork(start))
+        return made
+
+    def barrier(self) -> Future[None]:
+        """Done when everything that was queued before has ended, whatever became of it."""
+        done: Future[None] = Future()
+        with self._lock:
+            idle = not self._active
+        if idle:
+            done.set_result(None)
+        else:
+            self.submit(Barrier(done))
+        return done
+
+    def body_elsewhere(self) -> Future[None] | None:
+        """The end of the body that has this branch in hand, if the caller is not a part of it."""
+        return None if self.parent is not None else self.session.body_elsewhere()
+
+    def lookup(self, name: str) -> Variable | Future[None]:
+        """The variable; or the end of the body, which may set it still. Raises UnknownVariable."""
+        body = self.body_elsewhere()
+        if (found := self.variables.get(name)) is not None:
+            return found
+        if body is not None:
+            return body
+        if self.error is not None:
+            raise self.failure()
+        known = ", ".join(sorted(self.variables)) or "none"
+        raise UnknownVariable(f"no variable is called {name!r}; those of this state are {known}")
+
+    def own_variables(self) -> dict[str, Variable]:
+        """Those that were not there when the branch began, or have been set anew."""
+        return {
+            name: variable
+            for name, variable in list(self.variables.items())
+            if self.inherited.get(name) is not variable
+        }
+
+    def failure(self) -> ProgramError:
+        """What whoever reads this branch now is told."""
+        error = self.error
+        assert error is not None, "only a branch that failed is asked why"
+        if isinstance(error, BranchFailed | Cancelled | TimedOut):
+            return error
+        failed = BranchFailed(f"this branch failed before: {type(error).__name__}: {error}")
+        failed.__cause__ = error
+        return failed
+
+    # -- on the loop -----------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._task = the_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._queue:
+                    self._active, self._task = False, None
+                    return
+                action = self._queue.popleft()
+            if self.error is not None and not isinstance(action, Barrier):
+                action.fail(self.failure())
+                continue
+            self._acting = True
+            try:
+                await action.run(self)
+            except asyncio.CancelledError:
+                self.error = self.error or Cancelled("the program was cancelled")
+                task = asyncio.current_task()
+                if task is not None:
+                    task.uncancel()
+                action.fail(self.failure())
+                self.feed.close()
+            except (Exception, KeyboardInterrupt, SystemExit) as error:  # which would end the loop
+                self.error = self.error or error
+                action.fail(self.failure())
+                self.feed.close()
+            finally:
+                self._acting = False
+
+    def stop(self, error: BaseException) -> None:
+        """What runs is aborted, and what waits fails, now and later. A failure that was there stays."""
+        if self.error is not None:
+            return
+        self.error = error
+        self.feed.close()
+        if self._acting and self._task is not None:
+            self._task.cancel()
+
+    def write(self, part: Part | None, text: str) -> None:
+        """Text that was not generated now, or was but is not in `parts` yet."""
+        line = self.line
+        if part is not None and part not in ("", ()):
+            line.parts.append(part)
+        if text:
+            line.texts.append(text)
+            line.loose = line.loose or line.role is None
+            self.feed.add(text, {})
+
+    def plain(self, text: str) -> Part:
+        """In a message of a person or a tool, text is text."""
+        return text if self.line.role in (None, "assistant") else Plain(text)
+
+    async def begin_role(self, role: str) -> None:
+        line = self.line
+        if line.role is not None:
+            raise InvalidCall(f"a {role} block cannot begin inside a {line.role} block: end that one first")
+        roles = (*(str(message["role"]) for message in line.messages), role)
+        frame = await self.session.backend.frame(roles)
+        line.role = role
+        self.write(frame.before, frame.before)
+        line.role_start, line.role_after = len(line.texts), frame.after
+
+    def end_role(self, role: str) -> None:
+        line = self.line
+        if line.role != role:
+            opened = "no block is open" if line.role is None else f"a {line.role} block is open"
+            raise InvalidCall(f"a {role} block cannot end here: {opened}")
+        content = "".join(line.texts[line.role_start :])
+        line.messages.append({"role": role, "content": content})
+        self.write(line.role_after, line.role_after)
+        line.role = None
+
+    def take(self, generated: Generated, *, shown: bool) -> None:
+        """Go on behind a generated text; `shown` if the feed has had it."""
+        line = self.line
+        line.parts += [part for part in generated.parts if part]
+        if generated.text:
+            line.texts.append(generated.text)
+            line.loose = line.loose or line.role is None
+            if not shown:
+                self.feed.add(generated.text, generated.meta)
+        kept = sum(len(part) for part in generated.parts if isinstance(part, tuple))
+        line.known = generated.prompt_tokens + max(0, min(kept, generated.completion_tokens - 1))
+
+    def hint(self) -> Hint:
+        """Of a call that is made now."""
+        self.asked = True
+        parent = "" if self.parent is None else self.parent.program_id
+        return Hint(self.program_id, parent, self.group)
+
+    def sampling(self, gen: Gen) -> Sampling:
+        merged = {**self.session.defaults, **gen.options}
+        if gen.ends:
+            merged["stop"] = (*cast("tuple[str, ...]", merged.get("stop", ())), *gen.ends)
+        if (seed := merged.get("seed")) is not None and self.path:
+            merged["seed"] = seed_of(seed, self.path)
+        return Sampling(**merged)  # type: ignore[arg-type]  # checked where they were given

@@ -1,0 +1,90 @@
+"""Endings: what became of branches, told to a server in the background, many at a time.
+
+Whoever says it may be on any thread, never waits and never gets an error: the hints are of use to the server,
+not to the program. One request is under way at a time, and what is said meanwhile goes with the next;
+only `cancelled` does not wait for more to come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+from .protocol import Ending
+
+Send = Callable[[list[str], Ending], Awaitable[None]]
+
+_LINGER_SECONDS = 0.05
+_CLOSING_SECONDS = 2.0
+_MOST = 1000
+"""Branches in a request."""
+_ORDER: dict[Ending, int] = {"released": 0, "done": 1, "cancelled": 2}
+
+
+class Endings:
+    """`send` tells a server; if it fails, nothing else does."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._lock = threading.Lock()
+        self._pending: dict[str, Ending] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._hurry = asyncio.Event()
+
+    def attach(self) -> None:
+        """From now on, send on the running loop: that of the calls whose branches may end."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop, self._task, self._hurry = loop, None, asyncio.Event()
+
+    def add(self, program_ids: Sequence[str], how: Ending) -> None:
+        """Of two endings of a branch the one that gives up more is told. Before the first call there is
+        nobody who knows any branch, and nothing is told."""
+        if self._loop is None:
+            return
+        with self._lock:
+            was_empty = not self._pending
+            for program_id in program_ids:
+                if program_id and _ORDER[how] >= _ORDER[self._pending.get(program_id, "released")]:
+                    self._pending[program_id] = how
+        if was_empty or how == "cancelled":
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._start, how == "cancelled")
+
+    async def close(self) -> None:
+        """Tell what is left, for a short time."""
+        if self._loop is not asyncio.get_running_loop():
+            return
+        self._start(True)
+        if self._task is not None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._task, _CLOSING_SECONDS)
+        self._loop = None
+
+    def _start(self, hurry: bool) -> None:
+        if hurry:
+            self._hurry.set()
+        if self._task is None and self._loop is not None and self._pending:
+            self._task = self._loop.create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            while self._pending:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._hurry.wait(), _LINGER_SECONDS)
+                self._hurry.clear()
+                with self._lock:
+                    pending, self._pending = self._pending, {}
+                await self._tell(pending)
+        finally:
+            self._task = None
+
+    async def _tell(self, pending: dict[str, Ending]) -> None:
+        for how in reversed(_ORDER):
+            ids = [program_id for program_id, its in pending.items() if its == how]
+            for start in range(0, len(ids), _MOST):
+                with suppress(Exception):
+                    await self._send(ids[start : start + _MOST], how)

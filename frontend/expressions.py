@@ -1,0 +1,281 @@
+"""What a program appends to its state: texts, generations, selections and role blocks, as values.
+
+Nothing runs here. `+` joins expressions in order, so that `"Q: " + gen("a") + "."` is one of them. Names and
+arguments are those of SGLang's frontend language, which programs are written in already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from .choices import ChoicesMethod, as_method
+from .errors import InvalidCall, Unsupported
+from .types import Reader, check_regex, ends_of, pattern_of, schema_of
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+class Expression:
+    """Base of all; `a + b` is a then b, and either may be a text."""
+
+    __slots__ = ()
+
+    def __add__(self, other: Appendable) -> Chain:
+        return Chain((*_items(self), *_items(as_expression(other))))
+
+    def __radd__(self, other: Appendable) -> Chain:
+        return as_expression(other) + self
+
+
+@dataclass(frozen=True, slots=True)
+class Text(Expression):
+    """Text, appended as it is. With `is_plain` the spelling of a control token in it is text."""
+
+    text: str
+    is_plain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Gen(Expression):
+    """Text that the model writes. `options` are fields of protocol.Sampling that differ from the defaults of
+    the run; `reader` makes a value of the text, and `ends` are stops beside all others."""
+
+    name: str | None
+    options: Mapping[str, object] = field(default_factory=dict)
+    reader: Reader | None = None
+    ends: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Select(Expression):
+    """The best of some texts, as the method has it. A temperature above 0 draws from the scores."""
+
+    name: str | None
+    choices: tuple[str, ...]
+    method: ChoicesMethod
+    temperature: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RoleBegin(Expression):
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoleEnd(Expression):
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chain(Expression):
+    items: tuple[Expression, ...]
+
+
+Appendable: TypeAlias = "str | Expression | Sequence[Appendable]"
+
+
+def as_expression(value: object) -> Expression:
+    """Raises InvalidCall for what cannot be appended."""
+    if isinstance(value, Expression):
+        return value
+    if isinstance(value, str):
+        return Text(value)
+    if isinstance(value, list | tuple):
+        return Chain(tuple(item for each in value for item in _items(as_expression(each))))
+    raise InvalidCall(
+        f"a state takes text and expressions such as gen(...), got {type(value).__name__} {value!r:.200}"
+    )
+
+
+def _items(expression: Expression) -> tuple[Expression, ...]:
+    return expression.items if isinstance(expression, Chain) else (expression,)
+
+
+# -- what people write -----------------------------------------------------------------------------
+
+
+def plain(text: str) -> Expression:
+    """Text of a person or a tool, outside of role blocks: the spelling of a control token in it is text, as
+    it is in messages. Raises InvalidCall."""
+    if isinstance(text, Expression):  # what stands for a text while a program is traced
+        return text
+    if not isinstance(text, str):
+        raise InvalidCall(f"plain takes a text, got {type(text).__name__} {text!r:.200}")
+    return Text(text, is_plain=True)
+
+
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Iterable[str] | None = None,
+    stop_token_ids: Iterable[int] | None = None,
+    stop_regex: str | Iterable[str] | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+    dtype: type | str | None = None,
+    choices: Sequence[str] | None = None,
+    choices_method: ChoicesMethod | str | None = None,
+    regex: str | None = None,
+    json_schema: object = None,
+    *,
+    grammar: str | None = None,
+    seed: int | None = None,
+    repetition_penalty: float | None = None,
+) -> Gen | Select:
+    """Text that the model writes here, kept under `name`.
+
+    Whatever is not given is the run's default. With `n` above 1 a list is kept, and its first text appended.
+    `dtype` (int, float, str, bool), `regex`, `json_schema` (dict, JSON text, Pydantic model, dataclass or
+    typing expression) or `grammar` say what the text looks like; `choices` makes it a `select`. Raises
+    InvalidCall.
+    """
+    check_name(name)
+    if choices is not None:
+        return select(name, choices, 0.0 if temperature is None else temperature, choices_method)
+    if choices_method is not None:
+        raise InvalidCall("choices_method is of no use without choices")
+    ways = {"dtype": dtype, "regex": regex, "json_schema": json_schema, "grammar": grammar}
+    chosen = [name for name, value in ways.items() if value is not None]
+    if len(chosen) > 1:
+        raise InvalidCall(f"of {', '.join(ways)} one may be given, got {' and '.join(chosen)}")
+    reader: Reader | None = None
+    if dtype is not None:
+        regex, reader = pattern_of(dtype)
+    elif regex is not None:
+        check_regex(regex)
+    schema = None
+    if json_schema is not None:
+        schema, reader = schema_of(json_schema)
+    options = {
+        "max_new_tokens": max_tokens,
+        "min_new_tokens": min_tokens,
+        "n": n,
+        "stop": read_texts("stop", stop) or None,
+        "stop_token_ids": read_ids("stop_token_ids", stop_token_ids),
+        "stop_regex": read_texts("stop_regex", stop_regex),
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "frequency_penalty": frequency_penalty,
+        "presence_penalty": presence_penalty,
+        "repetition_penalty": repetition_penalty,
+        "ignore_eos": ignore_eos,
+        "seed": seed,
+        "return_logprob": return_logprob,
+        "logprob_start_len": logprob_start_len,
+        "top_logprobs_num": top_logprobs_num,
+        "return_text_in_logprobs": return_text_in_logprobs,
+        "regex": regex,
+        "json_schema": schema,
+        "grammar": grammar,
+    }
+    given = {key: value for key, value in options.items() if value is not None}
+    return Gen(name, given, reader, () if dtype is None else ends_of(dtype))
+
+
+def select(
+    name: str | None = None,
+    choices: Sequence[str] | None = None,
+    temperature: float = 0.0,
+    choices_method: ChoicesMethod | str | None = None,
+) -> Select:
+    """The text among `choices` that the method finds best, by the model's log-probabilities. Raises
+    InvalidCall."""
+    check_name(name)
+    if isinstance(choices, str) or not choices or not all(isinstance(each, str) and each for each in choices):
+        raise InvalidCall(f"choices must be a list of texts that are not empty, got {choices!r:.200}")
+    if len(set(choices)) < len(choices):
+        raise InvalidCall(f"choices must differ, got {choices!r:.200}")
+    if not isinstance(temperature, int | float) or not 0 <= temperature < float("inf"):
+        raise InvalidCall(f"temperature must be a number of at least 0, got {temperature!r}")
+    return Select(name, tuple(choices), as_method(choices_method), float(temperature))
+
+
+def gen_int(name: str | None = None, **options: object) -> Gen | Select:
+    return gen(name, dtype=int, **options)  # type: ignore[arg-type]  # the names and types are gen's
+
+
+def gen_float(name: str | None = None, **options: object) -> Gen | Select:
+    return gen(name, dtype=float, **options)  # type: ignore[arg-type]
+
+
+def gen_string(name: str | None = None, **options: object) -> Gen | Select:
+    return gen(name, dtype=str, **options)  # type: ignore[arg-type]
+
+
+def gen_bool(name: str | None = None, **options: object) -> Gen | Select:
+    return gen(name, dtype=bool, **options)  # type: ignore[arg-type]
+
+
+Role = tuple[Callable[..., Expression], Callable[[], Expression], Callable[[], Expression]]
+
+
+def _role(role: str) -> Role:
+    def block(expression: Appendable | None = None) -> Expression:
+        if expression is None:
+            return Chain((RoleBegin(role), RoleEnd(role)))
+        return RoleBegin(role) + as_expression(expression) + RoleEnd(role)
+
+    def begin() -> Expression:
+        return RoleBegin(role)
+
+    def end() -> Expression:
+        return RoleEnd(role)
+
+    block.__name__, begin.__name__, end.__name__ = role, f"{role}_begin", f"{role}_end"
+    block.__doc__ = f"A message of the {role}, as the model's own chat template writes it."
+    return block, begin, end
+
+
+system, system_begin, system_end = _role("system")
+user, user_begin, user_end = _role("user")
+assistant, assistant_begin, assistant_end = _role("assistant")
+
+
+def image(*_: object, **__: object) -> Expression:
+    raise Unsupported("image is not supported by this model: it reads text only")
+
+
+def video(*_: object, **__: object) -> Expression:
+    raise Unsupported("video is not supported by this model: it reads text only")
+
+
+def check_name(name: object) -> None:
+    if name is not None and (not isinstance(name, str) or not name):
+        raise InvalidCall(f"a name must be text that is not empty, or None, got {name!r:.200}")
+
+
+def read_texts(name: str, value: object) -> tuple[str, ...] | None:
+    """A new tuple each time: what the caller passed is never changed, and no fork sees another's."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, Iterable):
+        found = tuple(value)
+        if all(isinstance(text, str) for text in found):
+            return found
+    raise InvalidCall(f"{name} must be a text or a list of texts, got {value!r:.200}")
+
+
+def read_ids(name: str, value: object) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    found = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str | bytes) else (value,)
+    if all(isinstance(each, int) and not isinstance(each, bool) for each in found):
+        return found
+    raise InvalidCall(f"{name} must be a list of token ids, got {value!r:.200}")

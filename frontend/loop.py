@@ -1,0 +1,62 @@
+"""The one event loop that runs every call of every program, on a thread of its own.
+
+Started when it is first needed; a process that was forked off starts its own. What runs on it never blocks:
+whoever wants to wait does so on another thread, and is told so if he tries it here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_lock = threading.Lock()
+_loop: asyncio.AbstractEventLoop | None = None
+_thread: threading.Thread | None = None
+
+
+def the_loop() -> asyncio.AbstractEventLoop:
+    global _loop, _thread
+    if _loop is None:
+        with _lock:
+            if _loop is None:
+                loop = asyncio.new_event_loop()
+                _thread = threading.Thread(target=loop.run_forever, name="radixlm-programs", daemon=True)
+                _thread.start()
+                _loop = loop
+    return _loop
+
+
+def is_here() -> bool:
+    """Whether the caller is on that loop's thread, where nothing may wait."""
+    return _thread is not None and threading.get_ident() == _thread.ident
+
+
+def run_on_loop(coroutine: Coroutine[Any, Any, T]) -> Future[T]:  # Any: as asyncio's own signature has it
+    """Run it there; the future may be waited for on any other thread."""
+    return asyncio.run_coroutine_threadsafe(coroutine, the_loop())
+
+
+def wait_for(future: Future[T], what: str) -> T:
+    """The result, as soon as it is there. On the loop's own thread it is there, or raises RuntimeError."""
+    if is_here() and not future.done():
+        raise RuntimeError(f"{what} is not there yet, and an async program cannot block: await it instead")
+    return future.result()
+
+
+async def result_of(future: Future[T]) -> T:
+    """The same for async callers, on any loop. Whoever stops waiting leaves the others their result."""
+    return await asyncio.shield(asyncio.wrap_future(future))
+
+
+def _forget() -> None:
+    global _loop, _thread, _lock
+    _loop, _thread, _lock = None, None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,93 @@
+"""What the calls of a program cost, as the backend counted, and why what could be reused was not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .protocol import Generated, Scored
+
+
+@dataclass(frozen=True, slots=True)
+class CallReport:
+    """One call, in tokens. `expected`: how many of the prompt this program had computed before, on this line,
+    so that a cache that forgets nothing has them. `generated` counts all n texts."""
+
+    name: str | None
+    prompted: int
+    reused: int
+    expected: int
+    generated: int = 0
+    forced: int = 0
+
+    @classmethod
+    def of(cls, name: str | None, first: Generated, found: Sequence[Generated], expected: int) -> CallReport:
+        return cls(
+            name,
+            first.prompt_tokens,
+            first.cached_tokens,
+            min(expected, first.prompt_tokens),
+            sum(each.completion_tokens for each in found),
+            sum(each.forced_tokens for each in found),
+        )
+
+    @classmethod
+    def of_scores(cls, name: str | None, scored: Scored, expected: int) -> CallReport:
+        return cls(name, scored.prompt_tokens, scored.cached_tokens, min(expected, scored.prompt_tokens))
+
+    @property
+    def recomputed(self) -> int:
+        """Tokens that had been computed before, and were again."""
+        return max(0, self.expected - self.reused)
+
+    @property
+    def why(self) -> str:
+        """Why what was computed was, in words; empty if all was reused."""
+        if self.prompted == 0:
+            return "the backend counts no tokens"
+        reasons = []
+        if self.recomputed:
+            reasons.append(
+                f"{self.recomputed} had been computed before and were evicted, or read as other tokens"
+            )
+        if (new := self.prompted - max(self.expected, self.reused)) > 0:
+            reasons.append(f"{new} were new")
+        return "; ".join(reasons)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    """Tokens of all calls of a state. `recomputed` are those that had been computed before on the same line:
+    what evictions cost."""
+
+    calls: tuple[CallReport, ...]
+
+    @property
+    def prompted(self) -> int:
+        return sum(call.prompted for call in self.calls)
+
+    @property
+    def reused(self) -> int:
+        return sum(call.reused for call in self.calls)
+
+    @property
+    def recomputed(self) -> int:
+        return sum(call.recomputed for call in self.calls)
+
+    @property
+    def generated(self) -> int:
+        return sum(call.generated for call in self.calls)
+
+    @property
+    def forced(self) -> int:
+        return sum(call.forced for call in self.calls)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{len(self.calls)} calls: {self.prompted} tokens prompted, {self.reused} reused, "
+            f"{self.recomputed} recomputed, {self.generated} generated, {self.forced} of them forced"
+        ]
+        for call in self.calls:
+            why = f" ({call.why})" if call.why else ""
+            lines.append(f"  {call.name or '-'}: {call.reused} of {call.prompted} reused{why}")
+        return "\n".join(lines)

@@ -1,0 +1,235 @@
+"""Scripted: the fake that users test their programs with."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from radixlm.frontend.errors import InvalidCall, Unreachable
+from radixlm.frontend.protocol import Frame, GenerateCall, Generated, Hint, Part, Plain, Sampling, ScoreCall
+from radixlm.frontend.scripted import Scripted
+
+
+def call(*parts: Part, hint: Hint | None = None, **sampling: object) -> GenerateCall:
+    return GenerateCall(parts, Sampling(**sampling), hint or Hint())  # type: ignore[arg-type]
+
+
+def texts(backend: Scripted, *prompts: str, **sampling: object) -> list[str]:
+    async def main() -> list[str]:
+        return [each.text for prompt in prompts for each in await backend.generate(call(prompt, **sampling))]
+
+    return asyncio.run(main())
+
+
+def one(backend: Scripted, asked: GenerateCall) -> Generated:
+    (found,) = asyncio.run(backend.generate(asked))
+    return found
+
+
+class TestReplies:
+    def test_a_text_is_every_reply_and_a_list_is_one_after_another(self) -> None:
+        assert texts(Scripted("yes"), "a", "b") == ["yes", "yes"]
+        assert texts(Scripted(["one", "two", "three"]), "a", "b") == ["one", "two"]
+        assert texts(Scripted(["one", "two"]), "a", n=2) == ["one", "two"]
+
+    def test_a_mapping_goes_by_what_stands_last_in_the_prompt(self) -> None:
+        backend = Scripted({"Paris?": "yes", re.compile(r"\d\?"): ["1", "2"], "": "else", "s?": "short"})
+        prompts = ("Is it Paris?\nASSISTANT: ", "3?", "4?", "what", "4? Paris?")
+        assert texts(backend, *prompts) == ["yes", "1", "2", "else", "yes"]
+
+    def test_a_function_gets_the_prompt_with_ids_as_text(self) -> None:
+        backend = Scripted(lambda prompt: prompt.upper())
+        assert one(backend, call("a", (98, 99), Plain("d"))).text == "ABCD"
+
+    def test_an_exception_is_raised(self) -> None:
+        with pytest.raises(Unreachable, match="gone"):
+            texts(Scripted([Unreachable("gone")]), "a")
+
+    @pytest.mark.parametrize(
+        ("replies", "words"),
+        [
+            ([], "has 0 replies, and this call needs one more"),
+            ({"b": "x"}, "no reply to a prompt that ends in 'a'; it knows 'b'"),
+            ({"a": []}, "has 0 replies for 'a'"),
+            (lambda prompt: 3, "must be a text or an error, got 3"),
+        ],
+    )
+    def test_no_reply_is_said_with_the_end_of_the_prompt(self, replies: object, words: str) -> None:
+        with pytest.raises(InvalidCall, match=words):
+            texts(Scripted(replies), "a")  # type: ignore[arg-type]
+
+    def test_stops_cut_and_limits_cut_if_asked_for(self) -> None:
+        assert texts(Scripted("one\ntwo"), "a", stop=("two", "\n")) == ["one"]
+        assert texts(Scripted("one22"), "a", stop_regex=(r"\d+",)) == ["one"]
+        assert texts(Scripted("long text"), "a", max_new_tokens=4) == ["long text"]
+        cut = one(Scripted("long text", limit=True), call("a", max_new_tokens=4))
+        assert (cut.text, cut.finish_reason) == ("long", "length")
+
+    def test_reading_a_prompt_takes_no_reply(self) -> None:
+        backend = Scripted(["only"])
+        assert texts(backend, "a", max_new_tokens=0) == [""]
+        assert texts(backend, "a") == ["only"]
+
+    def test_a_reply_must_have_the_form_that_is_asked_for(self) -> None:
+        with pytest.raises(InvalidCall, match="does not match the regex"):
+            texts(Scripted("x"), "a", regex="[0-9]+")
+        with pytest.raises(InvalidCall, match="no JSON"):
+            texts(Scripted("x"), "a", json_schema="{}")
+        assert texts(Scripted("7"), "a", regex="[0-9]+") == ["7"]
+        assert texts(Scripted("x"), "a", regex=r"\p{L}") == ["x"], "Python's own dialect does not know this"
+
+
+class TestCounts:
+    def test_tokens_are_characters_and_the_next_call_reuses_all_but_the_last(self) -> None:
+        backend = Scripted("reply")
+        first = one(backend, call("prompt"))
+        assert first.parts == (tuple(map(ord, "reply")),)
+        assert (first.prompt_tokens, first.cached_tokens, first.completion_tokens) == (6, 0, 5)
+        second = one(backend, call("prompt", *first.parts, " more"))
+        assert (second.prompt_tokens, second.cached_tokens) == (16, 10)
+        assert one(backend, call("prompt")).cached_tokens == 5, "the last token is always computed"
+        assert one(backend, call("proof")).cached_tokens == 3
+
+    def test_flush_forgets(self) -> None:
+        backend = Scripted("reply")
+        one(backend, call("prompt"))
+        asyncio.run(backend.flush())
+        assert one(backend, call("prompt")).cached_tokens == 0
+
+    def test_holds_and_endings_are_recorded(self) -> None:
+        backend = Scripted("reply")
+        assert one(backend, call("prompt", hint=Hint("p", hold_s=1.0))).held_tokens == 10
+        backend.end(["p", "q"], "done")
+        assert backend.ended == [(("p", "q"), "done")]
+
+    def test_calls_are_recorded_with_what_became_of_them(self) -> None:
+        backend = Scripted(["ok", ValueError("no")])
+        texts(backend, "a")
+        with pytest.raises(ValueError, match="no"):
+            texts(backend, "b")
+        assert backend.prompts == ["a", "b"]
+        assert [each.state for each in backend.calls] == ["answered", "failed"]
+
+    def test_log_probabilities_have_sglang_s_form(self) -> None:
+        meta = one(Scripted("xy"), call("ab", return_logprob=True, logprob_start_len=0)).meta
+        assert meta["input_token_logprobs"] == [[None, 97, None], [-1.0, 98, None]]
+        assert meta["output_token_logprobs"] == [[-1.0, 120, None], [-1.0, 121, None]]
+
+
+class TestScores:
+    @staticmethod
+    def score(backend: Scripted, *choices: str) -> list[tuple[float, ...]]:
+        scored = asyncio.run(backend.score(ScoreCall(("prompt",), choices)))
+        assert scored.prompt_tokens == 6
+        return [choice.logprobs for choice in scored.choices]
+
+    def test_a_number_is_that_of_every_character(self) -> None:
+        assert self.score(Scripted(scores={"ab": -1, "c": [-2.0]}), "ab", "c") == [(-1.0, -1.0), (-2.0,)]
+
+    def test_a_function_gets_prompt_and_choice(self) -> None:
+        backend = Scripted(scores=lambda prompt, choice: -float(len(prompt + choice)))
+        assert self.score(backend, "a", "b") == [(-7.0,), (-7.0,)]
+
+    def test_without_scores_the_reply_is_the_choice(self) -> None:
+        assert self.score(Scripted("no"), "yes", "no") == [(-1.0,) * 3, (0.0,) * 2]
+
+    @pytest.mark.parametrize(
+        ("backend", "words"),
+        [
+            (Scripted("maybe"), "'maybe' is none of the choices"),
+            (Scripted(scores={"yes": 0.0}), r"no score for \['no'\]"),
+            (Scripted(scores={"yes": 0.0, "no": [1.0]}), "one for each of its 2 characters, got 1"),
+        ],
+    )
+    def test_scores_that_are_missing_are_said(self, backend: Scripted, words: str) -> None:
+        with pytest.raises(InvalidCall, match=words):
+            self.score(backend, "yes", "no")
+
+    def test_an_error_in_the_place_of_a_reply_is_raised(self) -> None:
+        with pytest.raises(Unreachable):
+            self.score(Scripted([Unreachable("x")]), "a")
+
+    def test_no_choices_are_refused(self) -> None:
+        with pytest.raises(InvalidCall, match="choices"):
+            self.score(Scripted())
+
+
+class TestTime:
+    def test_a_stream_comes_in_pieces(self) -> None:
+        async def main() -> None:
+            deltas = [delta async for delta in Scripted("abcdefgh", piece=3).stream(call("p"))]
+            assert [delta.text for delta in deltas] == ["abc", "def", "gh", ""]
+            assert deltas[-1].done is not None
+            assert deltas[-1].done.text == "abcdefgh"
+
+        asyncio.run(main())
+
+    def test_failures_on_demand_take_no_reply(self) -> None:
+        backend = Scripted(["reply"])
+        backend.fail_next(Unreachable("later"), times=2)
+        for _ in range(2):
+            with pytest.raises(Unreachable, match="later"):
+                texts(backend, "a")
+        assert texts(backend, "a") == ["reply"]
+
+    def test_calls_wait_while_it_is_paused_whoever_resumes_it(self) -> None:
+        backend = Scripted("reply")
+        backend.pause()
+        with ThreadPoolExecutor(1) as pool:
+            found = pool.submit(texts, backend, "a")
+            backend.wait_for_calls(1)
+            assert not found.done()
+            with pytest.raises(InvalidCall, match="1 calls run"):
+                asyncio.run(backend.flush())
+            threading.Thread(target=backend.resume).start()
+            assert found.result(10) == ["reply"]
+
+    def test_a_stream_may_be_paused_in_the_middle_and_left(self) -> None:
+        async def main() -> None:
+            backend = Scripted("abcdef", piece=2)
+            backend.pause(after=2)
+            stream = backend.stream(call("p"))
+            assert [(await anext(stream)).text for _ in range(2)] == ["ab", "cd"]
+            third = asyncio.ensure_future(anext(stream))
+            await asyncio.sleep(0)
+            assert not third.done()
+            third.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await third
+            assert backend.calls[0].state == "cancelled"
+            backend.resume()
+            await backend.close()
+
+        asyncio.run(main())
+
+    def test_a_call_that_is_cancelled_is_recorded_so(self) -> None:
+        async def main() -> None:
+            backend = Scripted("reply")
+            backend.pause()
+            task = asyncio.create_task(backend.generate(call("p")))
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert backend.calls[0].state == "cancelled"
+
+        asyncio.run(main())
+
+    def test_waiting_for_calls_that_do_not_come_ends(self) -> None:
+        with pytest.raises(TimeoutError, match="0 of 1 calls"):
+            Scripted().wait_for_calls(1, timeout=0.01)
+
+
+def test_frames_are_plain_unless_named_and_info_says_what_it_is() -> None:
+    assert asyncio.run(Scripted().frame(("user",))) == Frame("USER: ", "\n")
+    assert asyncio.run(Scripted(chat_template="chatml").frame(("user",))).before == "<|im_start|>user\n"
+    assert asyncio.run(Scripted().info()) == {"runtime": "scripted", "calls": 0}
+
+
+def test_a_piece_must_have_a_character() -> None:
+    with pytest.raises(InvalidCall, match="piece"):
+        Scripted(piece=0)
