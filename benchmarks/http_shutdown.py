@@ -12,8 +12,6 @@ from http_endpoint import Endpoint
 from workloads import unique_prompts
 
 DEADLINE_S = 5
-END_S = 3.0
-"""What giving up the rest and ending the process may take behind the deadline."""
 
 
 def shutdown(bench: Bench) -> None:
@@ -44,7 +42,7 @@ def _ended(
     count = 8 if quick else 32
     prompts = bench.texts(unique_prompts(bench.tokenizer.encode, count, 20, seed=9))
     lengths = [24 if i % 8 < 4 else 4000 for i in range(count)]
-    limit = DEADLINE_S + END_S
+    limit = DEADLINE_S
     with ThreadPoolExecutor(1) as waiting:
         exited = waiting.submit(server.wait_exit, 10 * limit) if exits else None
         found: dict[str, Any] = bench.client.ask(

@@ -291,9 +291,10 @@ def _append(parent: Branch, child: Branch) -> None:
             f"ended in {_place_of(line.role)}"
         )
     parent.line.parts += line.parts[child.forked_parts :]
-    parent.line.loose = parent.line.loose or line.loose
+    loose = parent.line.loose or line.loose
     for text in line.texts[child.forked_texts :]:
         parent.write(None, text)
+    parent.line.loose = loose  # text of whole messages is none that stands outside of them
     parent.line.messages += ended
 
 

@@ -41,7 +41,7 @@ SERVER_FLAGS: Mapping[str, Flag] = {
     ),
     "request_timeout": Flag("seconds a request may take; 0: any time"),
     "stream_idle_timeout": Flag("seconds a client may leave a stream unread; 0: any time"),
-    "shutdown_timeout": Flag("seconds that running requests get after SIGTERM"),
+    "shutdown_timeout": Flag("seconds from SIGTERM to the end; running requests get all but the last"),
     "stuck_after": Flag("seconds without a step, with work to do, after which the server is not ready"),
     "tool_parser": Flag("how the model writes tool calls; auto: as its template shows"),
     "reasoning_parser": Flag("how the model marks its reasoning; auto: as its template shows"),

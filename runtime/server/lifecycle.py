@@ -1,7 +1,7 @@
 """Running the app until a signal: uvicorn, with a shutdown in which every client gets an answer.
 
-On SIGTERM or SIGINT nothing more is accepted, running requests have the time of `shutdown_timeout`, then they
-are aborted, which ends them with an answer too. A second SIGINT ends the process at once.
+On SIGTERM or SIGINT nothing more is accepted, running requests have the time of `shutdown_timeout` but its
+end, then they are aborted, which ends them with an answer too. A second SIGINT ends the process at once.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _SWITCH_SECONDS = 0.0005
 """How long another thread may keep the interpreter from the engine, which lets it go and wants it back some
 hundred times a step."""
+_END_SECONDS = 1.0
+"""Of the time for a shutdown, what is kept for giving up the rest and ending the process."""
 _MARGIN_SECONDS = 2.0
 """What answers may take to be sent once nothing runs any more, before connections are closed."""
 
@@ -107,7 +109,9 @@ class EndpointServer(uvicorn.Server):
             await super().shutdown(sockets)
             return
         closing = asyncio.ensure_future(super().shutdown(sockets))
-        draining = asyncio.ensure_future(self.context.service.drain(self._settings.shutdown_timeout))
+        timeout = self._settings.shutdown_timeout
+        kept = min(_END_SECONDS, timeout / 2)
+        draining = asyncio.ensure_future(self.context.service.drain(timeout - kept))
         while not (draining.done() or self.force_exit):
             await asyncio.wait((draining,), timeout=0.1)
         await asyncio.wait((closing,), timeout=0 if self.force_exit else _MARGIN_SECONDS)

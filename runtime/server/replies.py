@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from .failures import body_of, headers_of, status_of
 
@@ -33,8 +34,11 @@ def error_reply(error: BaseException) -> Response:
     return json_reply(body_of(error), status_of(error), headers_of(error))
 
 
+_written = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
 def dumped(body: object) -> bytes:
-    return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return _written(body).encode()
 
 
 def event_of(body: object) -> bytes:
@@ -72,13 +76,16 @@ class EventStream(Response):
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
-        self._idle_timeout = idle_timeout or None
+        self._idle_timeout = idle_timeout or math.inf
+        self._sends_since: float | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send_all(scope, receive, send))
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
-            await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
+            while not (sending.done() or gone.done()) and (patience := self._patience()) > 0:
+                timeout = None if patience == math.inf else patience
+                await asyncio.wait((sending, gone), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         finally:
             gone.cancel()
             if not sending.done():
@@ -99,20 +106,18 @@ class EventStream(Response):
         try:
             async for part in self._events:
                 await self._send(send, part)
-        except _Unread:
-            return  # closing without a last chunk tells the client that this is not all
         except Exception as error:
             await self._send(send, event_of(body_of(error)) + DONE)
         await self._send(send, b"", more=False)
 
     async def _send(self, send: Send, part: bytes, *, more: bool = True) -> None:
-        message: Message = {"type": "http.response.body", "body": part, "more_body": more}
-        try:
-            async with asyncio.timeout(self._idle_timeout):
-                await send(message)
-        except TimeoutError:
-            raise _Unread from None
+        self._sends_since = asyncio.get_running_loop().time()
+        await send({"type": "http.response.body", "body": part, "more_body": more})
+        self._sends_since = None
 
-
-class _Unread(Exception):
-    """The client does not read what it is sent."""
+    def _patience(self) -> float:
+        """How many seconds more a client that does not read what it is sent may take. When they are over, the
+        answer is left without a last chunk, which tells the client that this is not all."""
+        since = self._sends_since
+        waited = 0.0 if since is None else asyncio.get_running_loop().time() - since
+        return self._idle_timeout - waited

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, islice
 from time import monotonic
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from ..errors import EngineStopped, InvalidRequest, TooLarge
 from ..hints import NO_HINT
@@ -29,6 +29,9 @@ from ..types import Ending, Event, Hint, Request
 from .engine_face import EngineFace
 from .failures import Busy, TookTooLong
 from .settings import ServerSettings
+
+_Events: TypeAlias = "asyncio.Queue[tuple[int, Event] | None]"
+"""Events with the place of their job; None when the time is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,15 +173,20 @@ class Service:
         """
         runs = self._let_in(jobs)
         limit = self.settings.request_timeout or None
+        events: _Events = asyncio.Queue()
+        alarm: asyncio.TimerHandle | None = None
         try:
             async with asyncio.timeout(limit):
                 await self._compile(runs)
-                events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
                 await self._submit(runs, events)
-            deadline = None if limit is None else monotonic() + limit
+            if limit is not None:
+                alarm = asyncio.get_running_loop().call_later(limit, events.put_nowait, None)
             left = sum(len(run.open) for run in runs)
             while left:
-                index, event = await _next(events, deadline)
+                found = await events.get() if events.empty() else events.get_nowait()
+                if found is None:
+                    raise TimeoutError
+                index, event = found
                 if event.refused:
                     raise InvalidRequest(event.error)
                 if event.finish_reason == "abort" and self.draining:
@@ -191,6 +199,8 @@ class Service:
             raise TookTooLong(f"the request took longer than the {limit:g} s it may take") from None
         finally:
             cause = sys.exception()
+            if alarm is not None:
+                alarm.cancel()
             for run in runs:
                 self._let_go(run, cause)
 
@@ -281,7 +291,7 @@ class Service:
                 ready.cancel()
                 aborted.cancel()
 
-    async def _submit(self, runs: Sequence[_Run], events: asyncio.Queue[tuple[int, Event]]) -> None:
+    async def _submit(self, runs: Sequence[_Run], events: _Events) -> None:
         accepted = []
         for index, run in enumerate(runs):
             request = _request(run)
@@ -297,7 +307,7 @@ class Service:
                 run.open.clear()  # it never ran: there is nothing to abort
                 raise
 
-    def _deliver(self, events: asyncio.Queue[tuple[int, Event]], index: int, event: Event) -> None:
+    def _deliver(self, events: _Events, index: int, event: Event) -> None:
         self._post.send(partial(events.put_nowait, (index, event)))
 
     def _note(self, run: _Run, event: Event) -> None:
@@ -343,15 +353,6 @@ class Service:
 
 
 _ABORT_SECONDS = 5.0
-
-
-async def _next(events: asyncio.Queue[tuple[int, Event]], deadline: float | None) -> tuple[int, Event]:
-    if not events.empty():
-        return events.get_nowait()
-    if deadline is None:
-        return await events.get()
-    async with asyncio.timeout(deadline - monotonic()):
-        return await events.get()
 
 
 def _request(run: _Run) -> Request:

@@ -21,8 +21,9 @@ class ServerSettings:
     Seconds, bytes, tokens, counts; 0 seconds is no limit. max_queued and max_queued_tokens bound the prompts,
     and their tokens, that have not given a first token yet. request_timeout is from arrival to
     the last token, stream_idle_timeout how long a client may leave a stream unread, stuck_after how long work
-    may wait without a step before the server says that it is not ready. shutdown_timeout is what running
-    requests get after SIGTERM. data_dir keeps files and batches (None: those routes are refused).
+    may wait without a step before the server says that it is not ready. shutdown_timeout is how
+    long after SIGTERM the server may live on. data_dir keeps files and batches (None: those routes are
+    refused).
     """
 
     host: str = "127.0.0.1"
