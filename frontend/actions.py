@@ -10,6 +10,7 @@ import random
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
 from .choices import choose
@@ -178,6 +179,8 @@ class Hold:
         )
         branch.calls.append(CallReport.of(None, found, [found], line.known))
         line.known = max(line.known, found.prompt_tokens)
+        if found.held_tokens:
+            branch.pinned_until = monotonic() + self.seconds
         self.granted.set_result(found.held_tokens or 0)
 
     def fail(self, error: BaseException) -> None:

@@ -15,6 +15,7 @@ import os
 import random
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
@@ -172,7 +173,7 @@ class Batch:
         order = [rest[place] for place in item_order([found.key(each) for each in named])]
         end: _End | None = None
         try:
-            the_loop().call_soon_threadsafe(self._start, order, found)
+            the_loop().call_soon_threadsafe(self._start, order, found, context=copy_context())
             while not isinstance(told := self._told.get(), _End):
                 index, state, tokens = told
                 show(1, tokens)
@@ -181,7 +182,8 @@ class Batch:
         finally:
             if end is None:  # interrupted, or nobody wants more of it
                 the_loop().call_soon_threadsafe(self._stop)
-                while not isinstance(self._told.get(), _End):
+                # A generator that nobody has any more may be collected, and so closed, on the loop's thread.
+                while not is_here() and not isinstance(self._told.get(), _End):
                     pass
         if end.error is not None:
             raise end.error

@@ -130,13 +130,13 @@ def _note_value(state: ProgramState, name: str, values: dict[str, object], unrea
 
 def _reader(name: str, texts: object, record: Record) -> Reader:
     """Gives the values that were read when the item ran."""
-    many = isinstance(texts, list)
     values = record.values.get(name)
-    table = dict(zip(texts, values, strict=True)) if many and values is not None else {texts: values}  # type: ignore[call-overload]
+    many = isinstance(texts, list) and isinstance(values, list)
+    table = [*zip(texts, values, strict=True)] if many else [(texts, values)]  # type: ignore[call-overload]
 
     def read(text: str) -> object:
         if name in record.unread:
             raise Unreadable(record.unread[name])
-        return table[text]
+        return next(value for known, value in table if known == text)
 
     return read

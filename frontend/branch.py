@@ -43,6 +43,7 @@ class Branch:
         self.feed = Feed()
         self.error: BaseException | None = None
         self.asked = False  # the backend anything
+        self.pinned_until = 0.0  # in the time of `monotonic`
         self.forks = 0
         self.forked_texts = self.forked_parts = self.forked_messages = 0
         self.forked_role: str | None = None
@@ -170,7 +171,7 @@ class Branch:
                     task.uncancel()
                 action.fail(self.failure())
                 self.feed.close()
-            except (Exception, KeyboardInterrupt, SystemExit) as error:  # which would end the loop
+            except BaseException as error:  # whatever it is, it ends this branch and not the loop
                 self.error = self.error or error
                 action.fail(self.failure())
                 self.feed.close()

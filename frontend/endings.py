@@ -33,12 +33,15 @@ class Endings:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
+        self._quiet = asyncio.Event()  # nothing is being told
+        self._quiet.set()
 
     def attach(self) -> None:
         """From now on, send on the running loop: that of the calls whose branches may end."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            self._loop, self._task, self._hurry = loop, None, asyncio.Event()
+            self._loop, self._task, self._hurry, self._quiet = loop, None, asyncio.Event(), asyncio.Event()
+            self._quiet.set()
 
     def add(self, program_ids: Sequence[str], how: Ending) -> None:
         """Of two endings of a branch the one that gives up more is told. Before the first call there is
@@ -53,6 +56,13 @@ class Endings:
         if was_empty or how == "cancelled":
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._start, how == "cancelled")
+
+    async def before_hold(self, program_id: str) -> None:
+        """A new hold takes the place of the one before, whose release must not come behind it."""
+        with self._lock:
+            if self._pending.get(program_id) == "released":
+                del self._pending[program_id]
+        await self._quiet.wait()
 
     async def close(self) -> None:
         """Tell what is left, for a short time."""
@@ -83,8 +93,12 @@ class Endings:
             self._task = None
 
     async def _tell(self, pending: dict[str, Ending]) -> None:
-        for how in reversed(_ORDER):
-            ids = [program_id for program_id, its in pending.items() if its == how]
-            for start in range(0, len(ids), _MOST):
-                with suppress(Exception):
-                    await self._send(ids[start : start + _MOST], how)
+        self._quiet.clear()
+        try:
+            for how in reversed(_ORDER):
+                ids = [program_id for program_id, its in pending.items() if its == how]
+                for start in range(0, len(ids), _MOST):
+                    with suppress(Exception):
+                        await self._send(ids[start : start + _MOST], how)
+        finally:
+            self._quiet.set()

@@ -90,7 +90,10 @@ class RuntimeEndpoint:
         return f"RuntimeEndpoint({self.base_url!r})"
 
     async def generate(self, call: GenerateCall) -> list[Generated]:
-        return await (await self._known()).generate(call)
+        api = await self._known()
+        if call.hint.hold_s is not None:
+            await self._endings.before_hold(call.hint.program_id)
+        return await api.generate(call)
 
     async def stream(self, call: GenerateCall) -> AsyncGenerator[Delta, None]:
         async with aclosing((await self._known()).stream(call)) as deltas:

@@ -88,7 +88,7 @@ class Run:
 
     def start(self) -> None:
         """Run the body elsewhere: see `ended`."""
-        self._session.body = self._body_over
+        self._session.body = self._body_over if self._session.stream else None
         if self._program.is_async:
             run_on_loop(self.quietly())
             return
@@ -97,7 +97,7 @@ class Run:
 
     def start_here(self) -> None:
         """Run an async body on the loop that the caller is on."""
-        self._session.body = self._body_over
+        self._session.body = self._body_over if self._session.stream else None
         task = asyncio.get_running_loop().create_task(self.quietly())
         _tasks.add(task)
         task.add_done_callback(_tasks.discard)

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from .loop import is_here, result_of, run_on_loop, the_loop
@@ -37,6 +38,11 @@ class Session:
         self.branches: list[Branch] = []
         self.body: Future[None] | None = None
         """The end of a body that does not run where its state is read."""
+        self.nested: set[Session] = set()
+        """Those of runs that this one's body started and that are not over."""
+        self._outer = (*_inside.get(),)[-1:]
+        for outer in self._outer:
+            outer.nested.add(self)
         self._name = secrets.token_hex(8)
         self._ended: set[str] = set()
 
@@ -67,8 +73,11 @@ class Session:
 
     def end(self, branches: Iterable[Branch], how: Ending) -> None:
         """Tell the backend of those that asked for anything: that they are over, once."""
-        ids = [each.program_id for each in branches if each.asked and each.program_id not in self._ended]
+        if how == "done":  # a pin lasts as long as was said
+            branches = [each for each in branches if each.pinned_until <= monotonic()]
+        ids = [each.program_id for each in branches if each.asked]
         if how != "released":
+            ids = [each for each in ids if each not in self._ended]
             self._ended.update(ids)
         if ids:
             self.backend.end(ids, how)
@@ -83,7 +92,10 @@ class Session:
 
     def _cancel(self, error: BaseException, branches: Iterable[Branch] | None) -> None:
         found = list(self.branches if branches is None else branches)
-        if branches is not None:
+        if branches is None:
+            for inner in list(self.nested):
+                inner.cancel(error)
+        else:
             for branch in found:
                 found += branch.children
         for branch in found:
@@ -103,6 +115,8 @@ class Session:
         for branch in self.branches:
             branch.feed.close()
         self.end(self.branches, "done")
+        for outer in self._outer:
+            outer.nested.discard(self)
 
 
 def seed_of(seed: object, path: Sequence[int]) -> int:

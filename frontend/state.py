@@ -291,6 +291,7 @@ class HeldPrefix:
 
     def __exit__(self, *_: object) -> None:
         branch = self._state.branch
+        branch.pinned_until = 0.0
         branch.session.end([branch], "released")
 
     async def __aenter__(self) -> HeldPrefix:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .cpu_attention import CpuAttention
+from .cpu_draw import CpuDraw
 from .cpu_fused import CpuFused
 from .cpu_ir import HAS_FLOAT16, PANEL
 from .cpu_linear import ByteLinear, PackedLinear
@@ -74,5 +75,6 @@ def cpu_ops(
         attend=attention.attend,
         logit_mask=fused.logit_mask,
         sample=None,
+        draw=CpuDraw(team),
         run_pass=recorder.run,
     )

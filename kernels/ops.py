@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -33,6 +33,21 @@ class Linear(Protocol):
 
 class PreparedPlan(Protocol):
     """A plan lowered once a step for all layers; opaque to all but the backend that made it."""
+
+
+class Draw(NamedTuple):
+    """One token to draw from row `row` of some scores. `best` is the first of its largest scores, which is
+    finite, `scale` what scores are multiplied by: the inverse of a temperature, as float32. `key` has 64 bits
+    and no sign."""
+
+    row: int
+    best: int
+    key: int
+    position: int
+    choice: int
+    scale: float
+    top_p: float
+    min_p: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +74,7 @@ class Ops:
     logit_mask(logits (R, V) float32, mask (M, W) int32, rows (M) int64 or None): -inf, in place, where the
         bit of a token is not set; reference.logit_mask's like. No two mask rows are for one row of logits.
     sample: reference.sample's like, or None where logits are in the host's memory, which samples by itself.
+    draw(scores (R, V) float32, draws) -> a token each, without top-k, where the host does so; or None.
     """
 
     name: str
@@ -88,6 +104,7 @@ class Ops:
     attend: Callable[[Tensor, Tensor, Tensor, PreparedPlan], Tensor]
     logit_mask: Callable[[Tensor, Tensor, Tensor | None], None]
     sample: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] | None
+    draw: Callable[[Tensor, Sequence[Draw]], list[int]] | None
     run_pass: Callable[
         [Callable[[Sequence[Tensor], PreparedPlan], Tensor], Hashable, Sequence[Tensor], PreparedPlan], Tensor
     ]

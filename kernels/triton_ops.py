@@ -108,6 +108,7 @@ def triton_ops(
         attend=attend,
         logit_mask=logit_mask,
         sample=sample,
+        draw=None,
         run_pass=lambda pass_, name, inputs, plan: pass_(inputs, plan),
     )
 

@@ -144,10 +144,10 @@ class Engine:
         self._streams: dict[SequenceKey, OutputStream] = {}
         self._keys: dict[str, list[SequenceKey]] = {}
         self._arrivals: dict[SequenceKey, float] = {}  # of those that no step has begun with
-        self._choose = partial(sample, forbid=self._ops.logit_mask, scratch=Scratch())
+        self._choose = partial(sample, forbid=self._ops.logit_mask, scratch=Scratch(), draw=self._ops.draw)
         self._seeds = random.Random(self.config.seed)
         self._batches = 0
-        self._closed = False
+        self._closed = self._interrupted = False
         self._endpoint: EngineBackend | None = None
         self._opening = Lock()
 
@@ -287,6 +287,7 @@ class Engine:
         step; what nobody else uses of its pages is free then. Raises InvalidRequest on another word."""
         if how not in get_args(Ending):
             raise InvalidRequest(f"a program is {', '.join(get_args(Ending))}, got {how!r}")
+        program_ids = [program_id for program_id in program_ids if program_id]  # "" is no program
         if how == "cancelled":
             names = set(program_ids)
             for request_id, (first, *_) in list(self._unready.items()):
@@ -331,6 +332,11 @@ class Engine:
             return elsewhere.call(self.flush)
         self._scheduler.release_holds()
         return self.cache.flush()
+
+    def interrupt(self) -> None:
+        """Let a `generate` or `score` that runs now end with KeyboardInterrupt after its step. From any
+        thread."""
+        self._interrupted = True
 
     def close(self) -> None:
         """End what is left, unanswered; the engine takes nothing more."""
@@ -543,7 +549,10 @@ class Engine:
     def _finish(self, collector: Collector | ScoreBatch, on_progress: OnProgress | None) -> None:
         """Step until all that the collector waits for has come."""
         self._meter.count_batch(*collector.optimum())
+        self._interrupted = False
         while collector.outstanding:
+            if self._interrupted:
+                raise KeyboardInterrupt
             if not self.has_work:
                 raise EngineStopped("the engine was closed before its prompts were done")
             collector.take(self.step())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -78,16 +78,18 @@ class EngineBackend:
     async def generate(self, call: GenerateCall) -> list[Generated]:
         with _errors():
             sampling, hint = sampling_of(call.sampling), _hint(call.hint)
+            before = self._encoder.before(call.parts)
         answers = await self.answers(
             call.parts, sampling, hint=hint, with_text=call.sampling.return_text_in_logprobs
         )
-        return [self._generated(answer) for answer in answers]
+        return [self._generated(answer, before) for answer in answers]
 
     async def stream(self, call: GenerateCall) -> AsyncGenerator[Delta, None]:
         with _errors():
             if call.sampling.n != 1:
                 raise InvalidRequest(f"a stream has one text, got n {call.sampling.n}")
             sampling, hint = sampling_of(call.sampling), _hint(call.hint)
+            before = self._encoder.before(call.parts)
             request = await self._request(call.parts, sampling, hint)
             [answer] = self._answers(request, call.sampling.return_text_in_logprobs)
             news: asyncio.Queue[Event | BaseException] = asyncio.Queue()
@@ -108,7 +110,7 @@ class EngineBackend:
                     if not goes_on:
                         _check_ended_well(answer.last)
                         self._traffic.settle()
-                    done = None if goes_on else self._generated(answer)
+                    done = None if goes_on else self._generated(answer, before)
                     yield Delta(event.text, answer.meta() if done is None else done.meta, done)
             finally:
                 if goes_on:
@@ -204,8 +206,15 @@ class EngineBackend:
         return self._thread.is_current
 
     def call(self, function: Callable[[], T]) -> T:
-        """What a function gives on the engine's thread."""
-        return self._thread.call(function).result()
+        """What a function gives on the engine's thread. Ctrl-C while it runs ends the batch that it is."""
+        future = self._thread.call(function)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            if not (future.done() or future.cancel()):
+                self._engine.interrupt()
+                wait((future,))
+            raise
 
     def snapshot(self) -> EngineStats:
         """The figures after the last step."""
@@ -230,14 +239,14 @@ class EngineBackend:
         named = partial(token_text, self._engine.tokenizer) if with_text else None
         return [Answer(request, named) for _ in request.choices]
 
-    def _generated(self, answer: Answer) -> Generated:
+    def _generated(self, answer: Answer, before: tuple[Ids, ...]) -> Generated:
         last = answer.last
         reason = last.finish_reason
         assert reason in ("stop", "length", "abort"), "an answer that is whole has ended well"
         is_first = last.index == 0
         return Generated(
             text=answer.text,
-            parts=answer.parts(self._engine.tokenizer),
+            parts=(*before, *answer.parts(self._engine.tokenizer)),
             finish_reason=reason,
             prompt_tokens=last.prompt_tokens if is_first else 0,
             cached_tokens=last.cached_tokens if is_first else 0,

@@ -31,6 +31,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..kernels.ops import Draw
 from .grammar.protocol import MaskRow
 from .logprobs import best_ids, slot_values, token_logprobs
 from .random_stream import draw_words, gumbel, tail_of
@@ -45,6 +46,7 @@ _MASS_OF_ONE = 2.0**44
 _SLACK = 1e-3
 
 Forbid = Callable[[Tensor, Tensor, Tensor | None], None]
+DrawAll = Callable[[Tensor, Sequence[Draw]], list[int]]
 _Floats = NDArray[np.float32]
 
 
@@ -111,10 +113,14 @@ class Scratch:
 
 
 def sample(
-    logits: Tensor, rows: Sequence[SampleRow], forbid: Forbid | None = None, scratch: Scratch | None = None
+    logits: Tensor,
+    rows: Sequence[SampleRow],
+    forbid: Forbid | None = None,
+    scratch: Scratch | None = None,
+    draw: DrawAll | None = None,
 ) -> Sampled:
     """Choose one token for each row of `logits` (R, V) float32, as the head of this module says. `forbid`,
-    the op `logit_mask`, is needed where a row has a mask."""
+    the op `logit_mask`, is needed where a row has a mask. `draw`, the op of this name, is for speed."""
     assert logits.dtype == torch.float32, f"sampling is of float32 logits, got {logits.dtype}"
     assert len(logits) == len(rows), f"one SampleRow a row, got {len(rows)} for {tuple(logits.shape)}"
     if not rows:
@@ -126,7 +132,7 @@ def sample(
     if edited:
         scores = (scratch or Scratch()).scores(len(edited), logits.shape[1])
         torch.index_select(logits, 0, torch.tensor(edited), out=scores)
-        chosen = _choose(scores, [rows[i] for i in edited], forbid)
+        chosen = _choose(scores, [rows[i] for i in edited], forbid, draw)
         for i, token_id in zip(edited, chosen, strict=True):
             token_ids[i] = token_id
     for i in np.flatnonzero(~usable).tolist():
@@ -144,7 +150,9 @@ def _best(scores: Tensor) -> tuple[NDArray[np.int64], _Floats]:
     return best, numbers[np.arange(len(best)), best]
 
 
-def _choose(scores: Tensor, rows: Sequence[SampleRow], forbid: Forbid | None) -> list[int]:
+def _choose(
+    scores: Tensor, rows: Sequence[SampleRow], forbid: Forbid | None, draw: DrawAll | None
+) -> list[int]:
     """The tokens of rows with finite scores, which are changed; -1 if nothing is left to choose from."""
     for row, own in zip(rows, scores, strict=True):
         edit_scores(own, row)
@@ -153,12 +161,21 @@ def _choose(scores: Tensor, rows: Sequence[SampleRow], forbid: Forbid | None) ->
         assert forbid is not None, "where a row has a mask, the op that applies it is given"
         allowed = torch.from_numpy(np.stack([mask for _, mask in masks]))
         forbid(scores, allowed, torch.tensor([i for i, _ in masks]))
-    chosen = []
+    chosen, together = [], []
     for i, (best, most) in enumerate(zip(*_best(scores), strict=True)):
+        params = rows[i].params
         if not math.isfinite(most):
             chosen.append(-1)
+        elif params.greedy:
+            chosen.append(int(best))
+        elif draw is None or 0 < params.top_k < scores.shape[1]:
+            chosen.append(_draw(scores[i], float(most), rows[i]))
         else:
-            chosen.append(int(best) if rows[i].params.greedy else _draw(scores[i], float(most), rows[i]))
+            chosen.append(int(best))  # until all of these are drawn
+            together.append(_asked(i, int(best), rows[i]))
+    if draw is not None and together:
+        for one, token_id in zip(together, draw(scores, together), strict=True):
+            chosen[one.row] = token_id
     return chosen
 
 
@@ -221,6 +238,12 @@ def _draw(scores: Tensor, most: float, row: SampleRow) -> int:
     wanted = float(share) * float(masses.sum()) if share < 1.0 else math.inf
     scaled[weights < least] = -math.inf
     return int(ids[_winner_in_nucleus(values, scaled, tails, masses, wanted)])
+
+
+def _asked(place: int, best: int, row: SampleRow) -> Draw:
+    params = row.params
+    scale = float(_inverse(params.temperature))
+    return Draw(place, best, row.key, row.position, row.choice, scale, params.top_p, params.min_p)
 
 
 def _inverse(temperature: float) -> np.float32:

@@ -68,6 +68,11 @@ class PartsEncoder:
         """Never none: nothing at all is what a text begins with. Raises InvalidRequest."""
         return self._joined(_pieces(parts)) or self._beginning()
 
+    def before(self, parts: Sequence[Part]) -> tuple[Ids, ...]:
+        """What the prompt has and the parts have not: where they are nothing, what a text begins with. It
+        goes before what continues them, or the next prompt would lack it."""
+        return () if _pieces(parts) else (self._beginning(),)
+
     def joint(self, parts: Sequence[Part], choices: Sequence[str]) -> tuple[Ids, tuple[Ids, ...]]:
         """The ids of a context and of each choice behind it, where the end of the parts and a choice are
         encoded as one text.

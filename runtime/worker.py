@@ -9,6 +9,7 @@ whatever happens.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -44,6 +45,7 @@ class EngineThread:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._wake = threading.Condition()
+        self._process = os.getpid()
         self._commands: deque[_Command[Any]] = deque()  # Any: each has a result of its own type
         self._listeners: dict[str, tuple[Deliver, set[int]]] = {}
         self._stopping = False
@@ -85,6 +87,11 @@ class EngineThread:
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Run `function` on the engine's thread, between two steps."""
         future: Future[T] = Future()
+        if os.getpid() != self._process:
+            future.set_exception(
+                EngineStopped("an engine works in the process that opened it, and this is a fork")
+            )
+            return future
         with self._wake:
             if self._stopping or self._cause is not None:
                 future.set_exception(EngineStopped(f"the engine has stopped{_because(self._cause)}"))

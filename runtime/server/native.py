@@ -137,14 +137,19 @@ def _answer(context: ServerContext, call: NativeCall, prompt: NativePrompt, job:
         reports=prompt.reports,
         token_text=(lambda token: token_text(tokenizer, token)) if call.with_text else None,
         null_first=context.settings.native_null_first_logprob,
-        find_parts=_parts_behind(tokenizer, job) if isinstance(prompt.content, InputParts) else None,
+        find_parts=_parts_behind(tokenizer, job, prompt.content),
         holds=prompt.hint.hold_s is not None,
     )
 
 
-def _parts_behind(tokenizer: Tokenizer, job: Job) -> FindParts:
+def _parts_behind(tokenizer: Tokenizer, job: Job, content: object) -> FindParts | None:
+    """Of a prompt in parts."""
+    if not isinstance(content, InputParts):
+        return None
+    before = PartsEncoder(tokenizer).before(content.parts)
     skip = job.sampling.skip_special_tokens
-    return partial(output_parts, tokenizer, after=job.prompt_ids, skip_special_tokens=skip)
+    find = partial(output_parts, tokenizer, after=job.prompt_ids, skip_special_tokens=skip)
+    return lambda text, ids, matched: (*before, *find(text, ids, matched))
 
 
 async def _jobs(context: ServerContext, call: NativeCall, whose: str) -> list[Job]:

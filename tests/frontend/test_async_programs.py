@@ -343,7 +343,7 @@ def test_a_thousand_async_runs_at_once_take_no_threads() -> None:
         runs = [asyncio.create_task(ask.run_async("q", backend=backend)) for _ in range(1000)]
         while len(backend.came) < 1000:
             await asyncio.sleep(0)
-        assert threading.active_count() == before
+        assert threading.active_count() <= before  # those of other tests may end meanwhile
         backend.open("q")
         return await asyncio.gather(*runs)
 

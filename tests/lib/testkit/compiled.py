@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from radixlm.kernels.cpu_attention import CpuAttention
+from radixlm.kernels.cpu_draw import CpuDraw
 from radixlm.kernels.cpu_fused import CpuFused
 from radixlm.kernels.cpu_linear import ByteLinear, PackedLinear
 from radixlm.kernels.cpu_memory import Arena
@@ -36,6 +37,10 @@ def attention(heads: int, kv_heads: int, threads: int = 2) -> CpuAttention:
 
 def fused(threads: int = 2) -> CpuFused:
     return CpuFused(team(threads), poisoned)
+
+
+def drawer(threads: int = 2) -> CpuDraw:
+    return CpuDraw(team(threads))
 
 
 def packed(weight: Tensor, bias: Tensor | None, threads: int = 2) -> PackedLinear:

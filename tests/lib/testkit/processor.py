@@ -18,7 +18,9 @@ from radixlm.kernels import reference
 from radixlm.kernels.cpu_ir import DOT, LANES, PAIRS
 from radixlm.kernels.cpu_softmax import BLOCK
 from radixlm.kernels.plan import PlanOptions
-from testkit.compiled import as_bytes, attention, byte_product_of, fused, packed
+from radixlm.runtime.sampling import SampleRow, sample
+from radixlm.runtime.sampling_params import SamplingParams
+from testkit.compiled import as_bytes, attention, byte_product_of, drawer, fused, packed
 from testkit.paged import Spec, attend, fill, grow, is_as_exact, make_queries
 from testkit.paged import reference as reference_rows
 
@@ -106,9 +108,19 @@ def check_writes(storage: torch.dtype) -> None:
     assert not values.view(12, 24)[[1, 3, 4, 6, 7, 8, 9, 10]].any(), "slots that nobody asked for"
 
 
+def check_draws() -> None:
+    ways = [SamplingParams(), SamplingParams(temperature=1.5, top_p=0.8), SamplingParams(min_p=0.1)]
+    rows = [SampleRow(ways[i % 3], (), (), (), (i << 58) + 7, i % 2, i) for i in range(60)]
+    for scale in (0.0, 1.0, 4.0):
+        scores = scale * normal(60, 1001)
+        wanted = sample(scores, rows).token_ids
+        assert sample(scores, rows, draw=drawer()).token_ids == wanted, f"draws at scale {scale}"
+
+
 if __name__ == "__main__":
     print(LANES, DOT, PAIRS)
     chosen = [getattr(torch, name) for name in sys.argv[1:]]
     check_linears(chosen)
     check_attention(chosen)
     check_small_ops(chosen)
+    check_draws()
