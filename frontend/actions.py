@@ -70,6 +70,8 @@ class Generate:
             found = await backend.generate(call)
         if len(found) != sampling.n:
             raise BackendError(f"the backend gave {len(found)} texts where {sampling.n} were asked for")
+        if any(each.finish_reason == "abort" for each in found):
+            raise BackendError("the call was aborted at the backend, and its text is not whole")
         first = found[0]
         branch.calls.append(CallReport.of(self.gen.name, first, found, line.known))
         branch.take(first, shown=streams)

@@ -17,7 +17,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from .backends import as_backend
@@ -172,6 +172,7 @@ class Batch:
         found = Trace() if len(rest) == 1 else trace(self._program, constants_of(self._program, named))
         order = [rest[place] for place in item_order([found.key(each) for each in named])]
         end: _End | None = None
+        patience: float | None = None
         try:
             the_loop().call_soon_threadsafe(self._start, order, found, context=copy_context())
             while not isinstance(told := self._told.get(), _End):
@@ -179,12 +180,15 @@ class Batch:
                 show(1, tokens)
                 yield index, state
             end = told
+        except GeneratorExit:  # perhaps of a collection, on a thread that the loop itself waits for
+            patience = 0.0 if is_here() else _GRACE_SECONDS
+            raise
         finally:
             if end is None:  # interrupted, or nobody wants more of it
                 the_loop().call_soon_threadsafe(self._stop)
-                # A generator that nobody has any more may be collected, and so closed, on the loop's thread.
-                while not is_here() and not isinstance(self._told.get(), _End):
-                    pass
+                with suppress(Empty):
+                    while not isinstance(self._told.get(timeout=patience), _End):
+                        pass
         if end.error is not None:
             raise end.error
 
@@ -223,7 +227,7 @@ class Batch:
             if branch.error is None and self._journal is not None:
                 try:
                     self._journal.add(index, to_record(state))
-                except TypeError as error:
+                except Exception as error:  # of what the program returned or a reader of its own raises
                     branch.error = ItemFailed(index, error)
             if branch.error is not None and self._raises:
                 raise branch.error

@@ -124,7 +124,7 @@ def _note_value(state: ProgramState, name: str, values: dict[str, object], unrea
         values[name] = _plain(state.value(name), "it")
     except Unreadable as error:
         unread[name] = str(error)
-    except TypeError:
+    except Exception:  # a reader may be anybody's
         unread[name] = f"the value of {name!r} was no plain data, and a journal keeps no other: read its text"
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from concurrent.futures import Future
+from itertools import count
 from typing import cast
 
 from .actions import Action, Barrier, Begin, Choose, Fork, Generate, Write
@@ -24,6 +25,9 @@ from .protocol import Generated, Hint, Part, Plain, Sampling
 from .report import CallReport
 from .session import Session, seed_of
 from .variable import Feed, Variable
+
+_IN_A_ROW = 100
+"""Actions of a branch, most of which take a few microseconds, before others are looked at."""
 
 
 class Branch:
@@ -152,7 +156,9 @@ class Branch:
         self._task = the_loop().create_task(self._run())
 
     async def _run(self) -> None:
-        while True:
+        for turn in count(1):
+            if turn % _IN_A_ROW == 0:
+                await asyncio.sleep(0)  # other branches have their turn
             with self._lock:
                 if not self._queue:
                     self._active, self._task = False, None

@@ -196,13 +196,14 @@ def select(
     """The text among `choices` that the method finds best, by the model's log-probabilities. Raises
     InvalidCall."""
     check_name(name)
-    if isinstance(choices, str) or not choices or not all(isinstance(each, str) and each for each in choices):
+    texts = tuple(choices) if isinstance(choices, Iterable) and not isinstance(choices, str) else ()
+    if not texts or not all(isinstance(each, str) and each for each in texts):
         raise InvalidCall(f"choices must be a list of texts that are not empty, got {choices!r:.200}")
-    if len(set(choices)) < len(choices):
-        raise InvalidCall(f"choices must differ, got {choices!r:.200}")
+    if len(set(texts)) < len(texts):
+        raise InvalidCall(f"choices must differ, got {texts!r:.200}")
     if not isinstance(temperature, int | float) or not 0 <= temperature < float("inf"):
         raise InvalidCall(f"temperature must be a number of at least 0, got {temperature!r}")
-    return Select(name, tuple(choices), as_method(choices_method), float(temperature))
+    return Select(name, texts, as_method(choices_method), float(temperature))
 
 
 def gen_int(name: str | None = None, **options: object) -> Gen | Select:

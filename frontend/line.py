@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import groupby
+from typing import cast
 
 from .protocol import Message, Part, Plain
 
@@ -27,14 +30,13 @@ class Line:
         """The parts, of which neighbouring texts of a kind have been made one."""
         parts = self.parts
         found: list[Part] = []
-        for part in parts[self.solid :]:
-            last = found[-1] if found else None
-            if isinstance(part, str) and isinstance(last, str):
-                found[-1] = last + part
-            elif isinstance(part, Plain) and isinstance(last, Plain):
-                found[-1] = Plain(last.text + part.text)
+        for kind, group in groupby(parts[self.solid :], type):
+            if kind is str:
+                found.append("".join(cast("Iterable[str]", group)))
+            elif kind is Plain:
+                found.append(Plain("".join(part.text for part in cast("Iterable[Plain]", group))))
             else:
-                found.append(part)
+                found += group
         parts[self.solid :] = found
         self.solid = max(self.solid, len(parts) - 1)  # the last one may go on
         return tuple(parts)

@@ -51,7 +51,15 @@ def wait_for(future: Future[T], what: str) -> T:
 
 async def result_of(future: Future[T]) -> T:
     """The same for async callers, on any loop. Whoever stops waiting leaves the others their result."""
-    return await asyncio.shield(asyncio.wrap_future(future))
+    waiting = asyncio.wrap_future(future)
+    waiting.add_done_callback(_look)
+    return await asyncio.shield(waiting)
+
+
+def _look(waiting: asyncio.Future[Any]) -> None:
+    """A failure that nobody waits for here any more is not reported as one that nobody looked at."""
+    if not waiting.cancelled():
+        waiting.exception()
 
 
 def _forget() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextvars import Context
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -19,7 +20,8 @@ class Once(Generic[T]):
     async def get(self) -> T:
         task = self._task
         if task is None or _is_lost(task):
-            task = self._task = asyncio.get_running_loop().create_task(self._run())
+            # In a context of its own, or it would keep that of whoever asked first.
+            task = self._task = asyncio.get_running_loop().create_task(self._run(), context=Context())
             task.add_done_callback(_look)
         return await asyncio.shield(task)
 

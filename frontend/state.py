@@ -20,6 +20,7 @@ from .types import Reader
 from .variable import Feed, Variable
 
 _MOST_BRANCHES = 4096
+_LONGEST_HOLD = 3600
 
 
 class ProgramState:
@@ -208,8 +209,10 @@ class ProgramState:
     # -- inside ----------------------------------------------------------------------------------------
 
     def _pin(self, ttl: float) -> Future[int]:
-        if not isinstance(ttl, int | float) or isinstance(ttl, bool) or not 0 < ttl < float("inf"):
-            raise InvalidCall(f"a hold needs a number of seconds above 0, got {ttl!r:.200}")
+        if not isinstance(ttl, int | float) or isinstance(ttl, bool) or not 0 < ttl <= _LONGEST_HOLD:
+            raise InvalidCall(
+                f"a hold needs a number of seconds above 0, up to {_LONGEST_HOLD}, got {ttl!r:.200}"
+            )
         action = Hold(float(ttl), Future())
         self.branch.submit(action)
         return action.granted

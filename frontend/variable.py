@@ -19,21 +19,24 @@ class Chunk(NamedTuple):
 
 
 class Feed:
-    """A list that grows until it is closed. Any number of readers, each at a place of its own."""
+    """A list of texts that grows until it is closed. Any number of readers, each at a place of its own. What
+    is told beside is cumulative, so only the latest is kept."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._chunks: list[Chunk] = []
+        self._texts: list[str] = []
+        self._meta: Mapping[str, object] = {}
         self._closed = False
         self._waiting: list[Future[None]] = []
 
     @property
     def is_empty(self) -> bool:
-        return not self._chunks
+        return not self._texts
 
     def add(self, text: str, meta: Mapping[str, object]) -> None:
         with self._lock:
-            self._chunks.append(Chunk(text, meta))
+            self._texts.append(text)
+            self._meta = meta
             waiting, self._waiting = self._waiting, []
         for future in waiting:
             _wake(future)
@@ -49,8 +52,8 @@ class Feed:
     def after(self, place: int) -> list[Chunk] | Future[None] | None:
         """The chunks from that place on; a future that is done when there are some; None at the end."""
         with self._lock:
-            if place < len(self._chunks):
-                return self._chunks[place:]
+            if place < len(self._texts):
+                return [Chunk(text, self._meta) for text in self._texts[place:]]
             if self._closed:
                 return None
             future: Future[None] = Future()

@@ -18,6 +18,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from functools import cache, cached_property
+from glob import escape
 from hashlib import sha256
 from pathlib import Path
 from queue import SimpleQueue
@@ -26,6 +27,7 @@ from weakref import WeakSet
 
 import numpy as np
 from numba import njit, types
+from numba.core.caching import IndexDataCacheFile
 from numba.core.ccallback import CFunc
 from numba.core.sigutils import normalize_signature
 from numpy.typing import NDArray
@@ -97,8 +99,39 @@ def _keep_compiled(made: Any) -> None:
         made.enable_caching()
     except RuntimeError:  # no folder to keep it in
         return
-    kept = made._cache._cache_file
-    kept._source_stamp = (*kept._source_stamp, _sources())
+    made._cache._cache_file = _Kept(made._cache._cache_file)
+
+
+class _Kept(IndexDataCacheFile):
+    """Files named by what they are of: these sources, this signature, these variables, this processor.
+
+    numba numbers them and keeps an index, neither of which is safe when several processes compile at once:
+    one finds under its number what another has put there, such as the code for another number format.
+    """
+
+    def __init__(self, numbas: Any) -> None:
+        base = numbas._index_name.removesuffix(".nbi")
+        stamp_of_all = (*numbas._source_stamp, _sources())
+        super().__init__(numbas._cache_path, base, stamp_of_all)  # type: ignore[no-untyped-call]
+        stamp = sha256(repr((self._source_stamp, self._version)).encode()).hexdigest()
+        self._prefix = f"{base}.{stamp[:16]}."
+        self._others = f"{escape(base)}.*.nbc"
+
+    def save(self, key: object, data: object) -> None:
+        self._save_data(self._name_of(key), data)  # type: ignore[no-untyped-call]
+        for path in Path(self._cache_path).glob(self._others):  # of other sources
+            if not path.name.startswith(self._prefix):
+                path.unlink(missing_ok=True)
+
+    def load(self, key: object) -> object:
+        """None if it is not there."""
+        try:
+            return self._load_data(self._name_of(key))  # type: ignore[no-untyped-call]
+        except OSError:
+            return None
+
+    def _name_of(self, key: object) -> str:
+        return f"{self._prefix}{sha256(repr(key).encode()).hexdigest()[:24]}.nbc"
 
 
 @cache

@@ -5,6 +5,7 @@ Everything it tells is cumulative, so that it may be asked at any time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import perf_counter
 
 from .answer_meta import TokenText, finish_of, top_of, triple_of
@@ -22,16 +23,17 @@ class Answer:
         self._began = perf_counter()
         self._texts: list[str] = []
         self._ids: list[int] = []
-        self._logprobs: list[TokenLogprob] = []
-        self._prompt_logprobs: list[TokenLogprob] = []
+        self._reports: dict[str, list[object]] = {
+            f"{side}_{kind}_logprobs": [] for side in ("input", "output") for kind in ("token", "top")
+        }
         self.last = Event(request.id, 0)
 
     def add(self, event: Event) -> None:
         self.last = event
         self._texts.append(event.text)
         self._ids += event.token_ids
-        self._logprobs += event.logprobs
-        self._prompt_logprobs += event.prompt_logprobs
+        self._report("input", event.prompt_logprobs)
+        self._report("output", event.logprobs)
 
     @property
     def text(self) -> str:
@@ -72,15 +74,11 @@ class Answer:
         if self.held_tokens is not None:
             found["held_tokens"] = self.held_tokens
         if self._request.sampling.logprobs is not None:
-            found |= self._reports()
+            found |= {name: list(values) for name, values in self._reports.items()}
+            found["output_token_logprobs_length"] = len(self._reports["output_token_logprobs"])
         return found
 
-    def _reports(self) -> dict[str, object]:
+    def _report(self, side: str, entries: Sequence[TokenLogprob]) -> None:
         named = self._token_text
-        return {
-            "input_token_logprobs": [triple_of(entry, named) for entry in self._prompt_logprobs],
-            "output_token_logprobs": [triple_of(entry, named) for entry in self._logprobs],
-            "output_token_logprobs_length": len(self._logprobs),
-            "input_top_logprobs": [top_of(entry, named) for entry in self._prompt_logprobs],
-            "output_top_logprobs": [top_of(entry, named) for entry in self._logprobs],
-        }
+        self._reports[f"{side}_token_logprobs"] += [triple_of(entry, named) for entry in entries]
+        self._reports[f"{side}_top_logprobs"] += [top_of(entry, named) for entry in entries]

@@ -23,7 +23,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from ... import __version__
-from ..errors import InvalidRequest, RequestFailed
+from ..errors import InvalidRequest, RadixError, RequestFailed
 from ..model_config import FAMILIES
 from ..profiling import MOST_STEPS
 from ..text import quote
@@ -33,7 +33,7 @@ from ..tokenizer import Tokenizer
 from ..types import Event
 from .body import read_bytes, read_object
 from .context import ServerContext, context_of, new_id, tenant
-from .failures import body_of
+from .failures import Busy, body_of
 from .field_values import read_switch
 from .native_body import NativeCall, NativePrompt, parse_call
 from .native_fields import ABORT_BODY, GENERATE_BODY
@@ -81,8 +81,8 @@ async def _whole(answers: Grown, is_list: bool, arrived: float) -> bytes:
     found: dict[int, NativeAnswer] = {}
     async with aclosing(answers):
         async for place, answer, event in answers:
-            if event.finish_reason == "error":
-                raise _failure(event)
+            if (failure := _failure(event)) is not None:
+                raise failure
             found[place] = answer
     seconds = perf_counter() - arrived
     written = [found[place].written(seconds) for place in range(len(found))]
@@ -93,8 +93,8 @@ async def _chunks(answers: Grown, is_list: bool, arrived: float) -> AsyncGenerat
     """A text that fails ends with the error; the others go on."""
     async with aclosing(answers):
         async for place, answer, event in answers:
-            if event.finish_reason == "error":
-                yield event_of({**body_of(_failure(event)), **({"index": place} if is_list else {})})
+            if (failure := _failure(event)) is not None:
+                yield event_of({**body_of(failure), **({"index": place} if is_list else {})})
             else:
                 written = answer.written(perf_counter() - arrived, place if is_list else None)
                 yield b"data: %b\n\n" % written
@@ -173,9 +173,9 @@ async def _jobs(context: ServerContext, call: NativeCall, whose: str) -> list[Jo
 
 
 async def _part_ids(context: ServerContext, prompt: InputParts) -> tuple[int, ...]:
-    engine, characters = context.service.engine, prompt.characters
-    check_characters(engine, characters)
-    return await beside(characters, partial(PartsEncoder(engine.tokenizer).ids, prompt.parts))
+    engine = context.service.engine
+    check_characters(engine, prompt.characters)
+    return await beside(prompt.characters, partial(PartsEncoder(engine.tokenizer).ids, prompt.parts))
 
 
 def _check_reports(jobs: list[Job]) -> None:
@@ -195,8 +195,13 @@ def _check_reports(jobs: list[Job]) -> None:
         )
 
 
-def _failure(event: Event) -> RequestFailed:
-    return RequestFailed(event.error or "the request failed")
+def _failure(event: Event) -> RadixError | None:
+    """Of a text that nothing can come of. One that somebody aborted by its name ends with that reason."""
+    if event.finish_reason == "error":
+        return RequestFailed(event.error or "the request failed")
+    if event.finish_reason == "abort" and event.error is not None:
+        return Busy(event.error)
+    return None
 
 
 # -- beside it -------------------------------------------------------------------------------------

@@ -29,15 +29,9 @@ class InputParts:
 
     @property
     def characters(self) -> int:
-        """Of its longest run of texts."""
-        longest = length = 0
-        for part in self.parts:
-            if isinstance(part, tuple):
-                length = 0
-            else:
-                length += len(part if isinstance(part, str) else part.text)
-                longest = max(longest, length)
-        return longest
+        """Of all its texts, which have as many tokens at least as a text of that length may have."""
+        texts = (part for part in self.parts if not isinstance(part, tuple))
+        return sum(len(text if isinstance(text, str) else text.text) for text in texts)
 
 
 def read_parts(name: str, value: object) -> InputParts:

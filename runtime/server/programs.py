@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, MutableMapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any, get_args
 
 from fastapi import APIRouter, Request
@@ -16,7 +15,7 @@ from fastapi.responses import Response
 
 from ..chat_frames import MOST_ROLES, frame_of
 from ..choice_scores import ContinuationScores, nothing_before, read_scores
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, TooLarge
 from ..hints import NO_HINT
 from ..score import SCORING
 from ..text import quote, require_text
@@ -98,7 +97,14 @@ async def _encoded(context: ServerContext, body: ScoreBody) -> tuple[Ids, tuple[
     engine = context.service.engine
     characters = body.prompt.characters + max(map(len, body.choices))
     check_characters(engine, characters)
-    encode = partial(PartsEncoder(engine.tokenizer).joint, body.prompt.parts, body.choices)
+
+    def encode() -> tuple[Ids, tuple[Ids, ...]]:
+        encoder = PartsEncoder(engine.tokenizer)
+        tokens = len(encoder.ids(body.prompt.parts))
+        if tokens > engine.max_length:  # each choice costs as much again
+            raise TooLarge(f"the prompt has {tokens} tokens, but context and pool hold {engine.max_length}")
+        return encoder.joint(body.prompt.parts, body.choices)
+
     return await beside(characters * len(body.choices), encode)
 
 

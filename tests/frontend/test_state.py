@@ -396,7 +396,7 @@ def test_a_hold_needs_a_time(ttl) -> None:
         s += "text"
         s.pin(ttl)
 
-    with pytest.raises(InvalidCall, match="a hold needs a number of seconds above 0, got"):
+    with pytest.raises(InvalidCall, match="a hold needs a number of seconds above 0, up to 3600, got"):
         run(body)
 
 

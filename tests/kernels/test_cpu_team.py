@@ -11,12 +11,15 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
+from radixlm.kernels import cpu_team
 from radixlm.kernels.cpu_ir import atomic_add, load_int
 from radixlm.kernels.cpu_team import MOST_THREADS, Team, job
 from testkit.compiled import packed
@@ -201,3 +204,28 @@ def test_after_a_fork_parent_and_child_work_on() -> None:
         check=False,
     )
     assert done.stdout.split() == ["0", "True", "{0}", "True"], done.stderr
+
+
+def test_what_two_processes_compile_at_once_is_kept_apart(tmp_path: Path) -> None:
+    numbas = SimpleNamespace(_index_name="job-1.py311.nbi", _cache_path=str(tmp_path), _source_stamp=(1, 2))
+    one, other = cpu_team._Kept(numbas), cpu_team._Kept(numbas)
+
+    one.save(("float32",), b"of float32")
+    other.save(("float16",), b"of float16")
+
+    for kept in (one, other):
+        assert kept.load(("float32",)) == b"of float32"
+        assert kept.load(("float16",)) == b"of float16"
+        assert kept.load(("bfloat16",)) is None
+
+
+def test_what_is_kept_of_other_sources_is_neither_found_nor_left(tmp_path: Path) -> None:
+    before = SimpleNamespace(_index_name="job-1.py311.nbi", _cache_path=str(tmp_path), _source_stamp=(1, 2))
+    after = SimpleNamespace(_index_name="job-1.py311.nbi", _cache_path=str(tmp_path), _source_stamp=(3, 4))
+    cpu_team._Kept(before).save("key", b"old")
+
+    kept = cpu_team._Kept(after)
+    assert kept.load("key") is None
+    kept.save("key", b"new")
+    assert kept.load("key") == b"new"
+    assert len(list(tmp_path.iterdir())) == 1
