@@ -86,7 +86,7 @@ def _check(arguments: argparse.Namespace) -> None:
         near = difflib.get_close_matches(arguments.name or "", names, n=1, cutoff=0.3)
         said = "no program is named" if arguments.name is None else f"there is no program {arguments.name!r}"
         advice = f"; did you mean {near[0]}?" if near else ""
-        raise InvalidInput(f"{said}{advice} The programs are {', '.join(names)}")
+        raise InvalidInput(f"{said}{advice or '.'} The programs are {', '.join(names)}")
     for flag, value in (("--n", arguments.n), ("--concurrency", arguments.concurrency)):
         if value is not None and value < 1:
             raise InvalidInput(f"{flag} must be at least 1, got {value}")
