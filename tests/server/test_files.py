@@ -32,13 +32,17 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def client(byte_tokenizer: Tokenizer, data_dir: Path) -> Iterator[Client]:
+def url(byte_tokenizer: Tokenizer, data_dir: Path) -> Iterator[str]:
     settings = ServerSettings(api_keys=("mine", "theirs"), data_dir=str(data_dir))
     face = ScriptedFace(byte_tokenizer, lambda _: "text")
-    with (
-        running_server(face, settings) as endpoint,
-        httpx.Client(base_url=endpoint.url, timeout=30, trust_env=False, headers=MINE) as found,
-    ):
+    with running_server(face, settings) as endpoint:
+        yield endpoint.url
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[Client]:
+    """With a connection of its own: where a body was refused before its end, it may be closed at any time."""
+    with httpx.Client(base_url=url, timeout=30, trust_env=False, headers=MINE) as found:
         yield found
 
 
