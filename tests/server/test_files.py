@@ -32,17 +32,13 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def url(byte_tokenizer: Tokenizer, data_dir: Path) -> Iterator[str]:
+def client(byte_tokenizer: Tokenizer, data_dir: Path) -> Iterator[Client]:
     settings = ServerSettings(api_keys=("mine", "theirs"), data_dir=str(data_dir))
     face = ScriptedFace(byte_tokenizer, lambda _: "text")
-    with running_server(face, settings) as endpoint:
-        yield endpoint.url
-
-
-@pytest.fixture
-def client(url: str) -> Iterator[Client]:
-    """With a connection of its own: where a body was refused before its end, it may be closed at any time."""
-    with httpx.Client(base_url=url, timeout=30, trust_env=False, headers=MINE) as found:
+    with (
+        running_server(face, settings) as endpoint,
+        httpx.Client(base_url=endpoint.url, timeout=30, trust_env=False, headers=MINE) as found,
+    ):
         yield found
 
 
@@ -101,6 +97,18 @@ def test_an_empty_file_can_be_kept(client: Client) -> None:
     found = upload(client, b"")
     assert found["bytes"] == 0
     assert client.get(f"/v1/files/{found['id']}/content").content == b""
+
+
+@pytest.mark.parametrize("size", [0, 1, 65536, 131072])
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_a_client_that_has_all_bytes_of_a_file_may_ask_on(client: Client, size: int, method: str) -> None:
+    """By Content-Length it knows so before the server has found the end of the file."""
+    path = f"/v1/files/{upload(client, bytes(size))['id']}/content"
+    for _ in range(20):
+        reply = client.request(method, path)
+        assert reply.status_code == 200
+        assert reply.headers["content-length"] == str(size)
+        assert len(reply.content) == (size if method == "GET" else 0)
 
 
 def test_files_are_listed_newest_first_page_by_page(client: Client) -> None:
