@@ -16,6 +16,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match, Route
 
 from ... import __version__
 from ..errors import InvalidRequest, RadixError
@@ -110,10 +111,24 @@ async def _invalid(_: Request, error: Exception) -> Response:
     return json_reply(error_body(found, "invalid_request_error", 400), 400)
 
 
-async def _refused(_: Request, error: Exception) -> Response:
+async def _refused(request: Request, error: Exception) -> Response:
     """No such route, or not with this method."""
     assert isinstance(error, HTTPException), "registered for this class"
-    kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
-    return json_reply(
-        error_body(str(error.detail), kind, error.status_code), error.status_code, error.headers
-    )
+    status, said, headers = error.status_code, str(error.detail), error.headers
+    if status == 405:  # each method has a route of its own, and Starlette names those of one
+        allowed = ", ".join(_methods(request))
+        headers = {"Allow": allowed}
+        said = f"{request.url.path} takes {allowed}, got {request.method}"
+    kind = "not_found_error" if status == 404 else "invalid_request_error"
+    return json_reply(error_body(said, kind, status), status, headers)
+
+
+def _methods(request: Request) -> list[str]:
+    routes = [route for part in _PARTS for route in part.router.routes if isinstance(route, Route)]
+    found = {
+        method
+        for route in routes
+        if route.matches(request.scope)[0] is Match.PARTIAL
+        for method in route.methods or ()
+    }
+    return sorted(found | ({"HEAD"} if "GET" in found else set()))

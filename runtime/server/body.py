@@ -47,7 +47,7 @@ async def read_bytes(request: Request, most_bytes: int) -> bytes:
 
 def parse_json(data: bytes, what: str = "the body") -> object:
     """Raises InvalidRequest, which calls the data `what`. msgspec holds the interpreter, and with it the
-    engine, for a third of the time that the standard library's parser does. A mark at the start is no fault."""
+    engine, for a third of the time that the standard library's parser does. A mark at the start is taken."""
     try:
         value: object = msgspec.json.decode(data.removeprefix(codecs.BOM_UTF8))
     except RecursionError:

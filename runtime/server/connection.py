@@ -10,6 +10,10 @@ from __future__ import annotations
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from ..errors import InvalidRequest
+from .failures import body_of
+from .replies import dumped
+
 
 class Connection(HttpToolsProtocol):
     _is_over = False  # what still comes belongs to a request that is not answered
@@ -17,6 +21,13 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if not self._is_over:
             super().data_received(data)
+
+    def send_400_response(self, msg: str) -> None:
+        """To what is no HTTP: in JSON, as every other error."""
+        body = dumped(body_of(InvalidRequest(msg)))
+        head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head.encode() + body)
+        self.transport.close()
 
     def on_headers_complete(self) -> None:
         cycle = self.cycle
