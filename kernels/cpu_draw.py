@@ -2,7 +2,8 @@
 
 It owns the compiled form of what runtime/sampling.py does in numpy, operation by operation: the same float32
 roundings in the same order (nothing here may be fused or reassociated) and masses as integers, so that it
-draws the same token of the same scores. It does not sort, and so knows no top-k.
+draws the same token of the same scores. It does not sort: who may be drawn lies before a value and a place,
+that is, has a larger value, or an equal one at a lower place.
 
 Noise is worked out only for those that may win. What must hold for that: `_bound` is at least the sum that
 `_sum` gives, where that can be the largest. Rows are shared out over the team and do not know of each other.
@@ -20,7 +21,7 @@ from .cpu_ir import floats, inner, load_int, store_int
 from .cpu_team import Team, job
 from .ops import Draw
 
-_KINDS = ("i8", "i8", "u8", "i8", "i8", "f4", "f4", "f4")
+_KINDS = ("i8", "i8", "u8", "i8", "i8", "f4", "f4", "f4", "i8")
 _ASKED = np.dtype(list(zip(Draw._fields, _KINDS, strict=True)), align=True)
 _ASKED_BYTES = _ASKED.itemsize
 
@@ -47,6 +48,10 @@ _CHUNK = 256
 """Ids that are looked at together before it is asked whether any of them may win."""
 _DRAWS_A_THREAD = 4
 """Whose tails are in memory together: as few as share out evenly."""
+_NEAR = 1 << 19
+"""How far below the largest score the last of top-k is looked for first, in steps of one number."""
+_LOWEST = -0x7F800001
+"""What `_rank` gives for minus infinity."""
 
 
 class CpuDraw:
@@ -59,6 +64,7 @@ class CpuDraw:
     def __call__(self, scores: Tensor, draws: Sequence[Draw]) -> list[int]:
         for draw in draws:
             assert (draw.position | draw.choice) >> 32 == 0, f"these have 32 bits and no sign, got {draw}"
+            assert 0 <= draw.top_k < scores.shape[1], f"top_k leaves some out, or is 0, got {draw}"
         count, size = len(draws), scores.shape[1]
         together = min(count, _DRAWS_A_THREAD * self._team.threads)
         needed = together * -(-size // 4) * 4
@@ -132,15 +138,84 @@ def _weight(scaled):  # type: ignore[no-untyped-def]
 
 
 @inner()
-def _masses(values, value, place, most, scale):  # type: ignore[no-untyped-def]
-    """The mass of those that come before a value and a place (of larger values, or equal and lower places),
-    and that of all."""
+def _rank(value):  # type: ignore[no-untyped-def]
+    """Whole numbers in the order of the values; of the two zeros, the negative one comes below."""
+    bits = np.float32(value).view(np.int32)
+    return np.int32(bits ^ ((bits >> 31) & _I32(0x7FFFFFFF)))
+
+
+@inner()
+def _value(rank):  # type: ignore[no-untyped-def]
+    """Whose rank it is."""
+    bits = _I32(rank)
+    return np.int32(bits ^ ((bits >> 31) & _I32(0x7FFFFFFF))).view(np.float32)
+
+
+@inner()
+def _last_rank(values, count, most, ranks):  # type: ignore[no-untyped-def]
+    """The rank of the `count`-th largest value. `ranks` is memory for as many as there are values.
+
+    It is looked for in steps that double, from the largest value down, and then by halving, among the few
+    that lie above the last step.
+    """
+    gap, low, high = np.int64(_NEAR), np.int64(_rank(most)), np.int64(_rank(most)) + 1
+    while True:
+        low = max(low - gap, np.int64(_LOWEST))
+        least, found = _I32(low), _I32(0)
+        for i in range(len(values)):
+            found += _I32(_rank(values[i]) >= least)
+        if found >= count:
+            break
+        high, gap = low, 2 * gap
+    kept = 0
+    for start in range(0, len(values), _CHUNK):
+        some, found = values[start : start + _CHUNK], _I32(0)
+        for i in range(len(some)):
+            found += _I32(_rank(some[i]) >= least)
+        if not found:
+            continue
+        for i in range(len(some)):
+            rank = _rank(some[i])
+            ranks[kept] = rank
+            kept += rank >= least
+    while high - low > 1:
+        middle = (low + high) >> 1
+        least, found = _I32(middle), _I32(0)
+        for i in range(kept):
+            found += _I32(ranks[i] >= least)
+        if found >= count:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@inner()
+def _place_behind(values, count, last):  # type: ignore[no-untyped-def]
+    """The place such that `count` values lie before the value `last` and it."""
+    above, ties = _I32(0), _I32(0)
+    for i in range(len(values)):
+        above += _I32(values[i] > last)
+        ties += _I32(values[i] == last)
+    place, left = len(values), count - above
+    if ties == left:
+        return place
+    while left < ties:
+        place -= 1
+        ties -= values[place] == last
+    return place
+
+
+@inner()
+def _masses(values, value, place, last, end, most, scale):  # type: ignore[no-untyped-def]
+    """The mass of those that lie before a value and a place, and that of all before `last` and `end`."""
     before, total = np.int64(0), np.int64(0)
     for i in range(len(values)):
         mass = np.int64(_weight((values[i] - most) * scale) * _MASS_OF_ONE)
         is_before = values[i] > value or (values[i] == value and i < place)
+        counts = values[i] > last or (values[i] == last and i < end)
         before += mass if is_before else np.int64(0)
-        total += mass
+        total += mass if counts else np.int64(0)
     return np.float64(before), np.float64(total)
 
 
@@ -176,18 +251,22 @@ def _draw_job(call, item):  # type: ignore[no-untyped-def]
     values = floats(load_int(call + 8) + load_int(asked) * load_int(call + 16), size)
     best, key = load_int(asked + 8), _U64(load_int(asked + 16))
     position, choice = _U64(load_int(asked + 24)), _U64(load_int(asked + 32))
-    numbers = floats(asked + 40, 3)
+    numbers, top_k = floats(asked + 40, 3), load_int(asked + 56)
     scale, share, least = numbers[0], numbers[1], numbers[2]
     padded = (size + 3) // 4 * 4
     tails = floats(load_int(call + 40) + 4 * padded * item, padded)
+    most, last, end = values[best], _F32(-np.inf), size
+    if top_k:
+        last = _value(_last_rank(values, top_k, most, tails.view(np.int32)))
+        end = _place_behind(values, top_k, last)
     _fill_tails(key, choice, position, tails)
-    most, value, winner = values[best], _F32(-np.inf), size
+    value, winner = last, end
     while True:
         winner = _winner(values, tails, value, winner, most, scale, best, least)
         value = values[winner]
         if share >= _ONE or winner == best:
             break
-        before, total = _masses(values, value, winner, most, scale)
+        before, total = _masses(values, value, winner, last, end, most, scale)
         if before < np.float64(share) * total:
             break
     store_int(load_int(call + 48) + 8 * item, winner)

@@ -38,7 +38,7 @@ class PreparedPlan(Protocol):
 class Draw(NamedTuple):
     """One token to draw from row `row` of some scores. `best` is the first of its largest scores, which is
     finite, `scale` what scores are multiplied by: the inverse of a temperature, as float32. `key` has 64 bits
-    and no sign."""
+    and no sign. Of `top_k`, 0 is all of them."""
 
     row: int
     best: int
@@ -48,6 +48,7 @@ class Draw(NamedTuple):
     scale: float
     top_p: float
     min_p: float
+    top_k: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class Ops:
     logit_mask(logits (R, V) float32, mask (M, W) int32, rows (M) int64 or None): -inf, in place, where the
         bit of a token is not set; reference.logit_mask's like. No two mask rows are for one row of logits.
     sample: reference.sample's like, or None where logits are in the host's memory, which samples by itself.
-    draw(scores (R, V) float32, draws) -> a token each, without top-k, where the host does so; or None.
+    draw(scores (R, V) float32, draws) -> a token each, where the host does so; or None.
     """
 
     name: str

@@ -200,8 +200,13 @@ class Engine:
 
     def warm_up(self) -> None:
         """Compute something and forget it: what torch and its libraries set up in their first step takes
-        about a second."""
-        self.generate([0] * _WARM_UP_TOKENS, SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True))
+        about a second, and so does what draws a token or masks some where it has never been compiled."""
+        for temperature in (0.0, 1.0):
+            params = SamplingParams(max_tokens=2, temperature=temperature, ignore_eos=True)
+            self.generate([0] * _WARM_UP_TOKENS, params)
+        size, device = self.model_config.vocab_size, self._pool.pages.device
+        nothing = torch.zeros(1, -(-size // 32), dtype=torch.int32, device=device)
+        self._ops.logit_mask(torch.zeros(1, size, device=device), nothing, None)
         self.flush()
 
     def info(self) -> EngineInfo:

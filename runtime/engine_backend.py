@@ -362,6 +362,9 @@ def sampling_of(given: Sampling) -> SamplingParams:
         "regex": given.regex,
         "json_schema": given.json_schema,
         "grammar": given.grammar,
+        "choice": given.choice,
+        "relaxed": given.relaxed,
+        "compact": given.compact,
     }
     if given.return_logprob:
         start = given.logprob_start_len

@@ -276,8 +276,7 @@ def _in_turn(
     strict = {v.priority for v in waiting if policy == "fcfs" and v.passed_over >= AGE_LIMIT}
     forked = [view for view in waiting if view.group and view.priority not in strict]
     firsts: dict[_Group, _Rank] = {}
-    tier = 0 if policy == "fcfs" else 1
-    ranks = [(_group_of(view), (-view.priority, tier, 0, view.arrival)) for view in running if view.group]
+    ranks = [(_group_of(view), (-view.priority, 1, 0, view.arrival)) for view in running if view.group]
     for group, rank in ranks + [(_group_of(view), own(view)) for view in forked]:
         firsts[group] = min(rank, firsts.get(group, rank))
     places = {view.key: firsts[_group_of(view)] for view in forked}
@@ -292,7 +291,8 @@ def _group_of(view: RunningView | WaitingView) -> _Group:
 
 
 def _by_arrival(view: WaitingView) -> _Rank:
-    return (-view.priority, 0, 0, view.arrival)
+    """Who had a turn before goes on first: a sibling may have had it ahead of those who arrived before it."""
+    return (-view.priority, 0 if view.preempted else 1, 0, view.arrival)
 
 
 def _by_match(view: WaitingView) -> _Rank:

@@ -1,8 +1,10 @@
 """Programs: which sequences each program has under way, and what becomes of what it leaves when it ends.
 
 Programs are known by the id in the hints of their requests, and only while they have a sequence or a hold:
-nothing is kept of one that is gone. An ending takes effect once the last of its sequences has ended, so that
-what they publish falls under it as well; holds end at once. It owns no queue: who is to be aborted, it says.
+nothing but a number of links to parents is kept of one that is gone. An ending takes effect once the last of
+its sequences has ended, so that what they publish falls under it as well; holds end at once. What a program
+has forked is cancelled with it, and done with it unless it has a sequence or a hold of its own by then. It
+owns no queue: who is to be aborted, it says.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections.abc import Iterable
 
 from ..radix.cache import PrefixCache
 from .holds import Holds
+from .lineage import Lineage
 from .sequence import Sequence
 from .types import Ending, FinishReason, SequenceKey
 
@@ -23,6 +26,7 @@ class Programs:
         self._holds = holds
         self._live: dict[str, dict[SequenceKey, Sequence]] = {}
         self._endings: dict[str, Ending] = {}
+        self._lineage = Lineage()
 
     def __len__(self) -> int:
         """How many have a sequence under way."""
@@ -36,6 +40,7 @@ class Programs:
         program_id = seq.request.hint.program_id
         if program_id:
             self._live.setdefault(program_id, {})[seq.key] = seq
+            self._lineage.note(program_id, seq.request.hint.parent_id)
 
     def leave(self, seq: Sequence, reason: FinishReason) -> None:
         """It has ended. Its prefix is held if it asked for that and ended by itself."""
@@ -57,6 +62,9 @@ class Programs:
     def end(self, program_ids: Iterable[str], how: Ending) -> list[Sequence]:
         """See Ending. Returns the sequences that are to be aborted."""
         stopped: list[Sequence] = []
+        if how == "cancelled":
+            families = [self._lineage.family_of(program_id) for program_id in program_ids]
+            program_ids = dict.fromkeys(each for family in families for each in family)
         for program_id in program_ids:
             self._holds.release(program_id)
             live = self._live.get(program_id, {})
@@ -74,9 +82,18 @@ class Programs:
         hint, request = seq.request.hint, seq.request
         if not hint.program_id or hint.done or hint.program_id in self._endings:
             return 0
-        return self._holds.take(hint.program_id, request.id, seq.tokens, request.namespace, seconds)
+        return self._holds.take(
+            hint.program_id, request.id, seq.tokens, request.namespace, seconds, tenant=request.tenant
+        )
 
     def _finish(self, program_id: str, how: Ending) -> None:
-        if program_id:
-            self._holds.release(program_id)
-            self._cache.end_owner(program_id, drop=how == "cancelled")
+        """It is over, and so are those forked from it that have nothing of their own any more; whoever has is
+        nobody's child from now on."""
+        ending = [program_id] if program_id else []
+        while ending:
+            one = ending.pop()
+            children = self._lineage.children_of(one)
+            self._lineage.forget(one)
+            self._holds.release(one)
+            self._cache.end_owner(one, drop=how == "cancelled")
+            ending += [child for child in children if not (child in self._live or self._holds.has(child))]

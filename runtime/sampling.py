@@ -168,11 +168,11 @@ def _choose(
             chosen.append(-1)
         elif params.greedy:
             chosen.append(int(best))
-        elif draw is None or 0 < params.top_k < scores.shape[1]:
+        elif draw is None:
             chosen.append(_draw(scores[i], float(most), rows[i]))
         else:
             chosen.append(int(best))  # until all of these are drawn
-            together.append(_asked(i, int(best), rows[i]))
+            together.append(_asked(i, int(best), rows[i], scores.shape[1]))
     if draw is not None and together:
         for one, token_id in zip(together, draw(scores, together), strict=True):
             chosen[one.row] = token_id
@@ -240,10 +240,10 @@ def _draw(scores: Tensor, most: float, row: SampleRow) -> int:
     return int(ids[_winner_in_nucleus(values, scaled, tails, masses, wanted)])
 
 
-def _asked(place: int, best: int, row: SampleRow) -> Draw:
+def _asked(place: int, best: int, row: SampleRow, size: int) -> Draw:
     params = row.params
-    scale = float(_inverse(params.temperature))
-    return Draw(place, best, row.key, row.position, row.choice, scale, params.top_p, params.min_p)
+    scale, top_k = float(_inverse(params.temperature)), params.top_k if 0 < params.top_k < size else 0
+    return Draw(place, best, row.key, row.position, row.choice, scale, params.top_p, params.min_p, top_k)
 
 
 def _inverse(temperature: float) -> np.float32:

@@ -17,6 +17,7 @@ from typing import Protocol, TypeAlias
 from .detokenizer import IncrementalDetokenizer
 from .errors import InvalidRequest
 from .text import quote
+from .text_borders import last_border
 from .tokenizer import Tokenizer
 
 Ids: TypeAlias = tuple[int, ...]
@@ -53,6 +54,11 @@ class _Run:
     def and_then(self, text: str) -> _Run:
         return _Run(self.text + text, self.plain)
 
+    def behind(self, place: int) -> _Run:
+        """The rest of it, from a character on."""
+        plain = ((max(0, begin - place), end - place) for begin, end in self.plain if end > place)
+        return _Run(self.text[place:], tuple(plain))
+
 
 class PartsEncoder:
     """Of one tokenizer. It remembers the ids of runs, of so many characters together, as the runs of a
@@ -83,15 +89,28 @@ class PartsEncoder:
         pieces = _pieces(parts)
         last = pieces.pop() if pieces and isinstance(pieces[-1], _Run) else _Run("")
         assert isinstance(last, _Run), "what is no run are ids"
-        is_first = not pieces
-        alone = self._encoded(last, is_first) if last.text or is_first else ()
-        wholes = [self._encoded(last.and_then(choice), is_first) for choice in choices]
+        head, tail, is_first = self._cut(last, not pieces)
+        alone = self._encoded(tail, is_first) if tail.text or is_first else ()
+        wholes = [self._encoded(tail.and_then(choice), is_first) for choice in choices]
         border = min((_common(alone, whole) for whole in wholes), default=len(alone))
         for index, whole in enumerate(wholes):
             if len(whole) == border:
                 raise InvalidRequest(f"choice {index} has no tokens of its own, got {quote(choices[index])}")
-        context = (*self._joined(pieces), *alone[:border])
+        context = (*self._joined(pieces), *head, *alone[:border])
         return context or self._beginning(), tuple(whole[border:] for whole in wholes)
+
+    def _cut(self, run: _Run, is_first: bool) -> tuple[Ids, _Run, bool]:
+        """The ids of all before the last border of a run (none, if none is known), and the rest of it, which
+        is then no longer first: so that a long text is encoded once, and only its end for each choice."""
+        place = last_border(self._tokenizer.hugging_face.backend_tokenizer, run.text)
+        if place is None:
+            return (), run, is_first
+        tail, whole = run.behind(place), self._encoded(run, is_first)
+        ids = self._encoded(tail, is_first=False)
+        head = whole[: len(whole) - len(ids)]
+        if head + ids != whole:  # something is put behind every text
+            return (), run, is_first
+        return head, tail, False
 
     def _joined(self, pieces: Sequence[_Run | Ids]) -> Ids:
         found: list[int] = []

@@ -57,7 +57,8 @@ class Hint:
     `program_id` names the branch of a program that asks, unique among all that share a namespace, `parent_id`
     the branch that it was forked from, `fork_group` those that were forked together. `hold_s` asks to keep
     the prefix, with what is generated, for so many seconds after the end, in the place of an earlier hold of
-    this branch; it takes a `program_id`. `done`: the branch asks for nothing after this.
+    this branch; it takes a `program_id`. `done`: the branch asks for nothing after this. See Ending for what
+    becomes of those that were forked from it.
     """
 
     program_id: str = ""
@@ -70,7 +71,8 @@ class Hint:
 Ending = Literal["released", "done", "cancelled"]
 """What becomes of a branch. released: what is held for it need not be held any longer. done: it also asks for
 nothing any more, so what only it has cached goes first. cancelled: that goes at once, and what it runs is
-aborted."""
+aborted. What was forked from it is cancelled with it, and done with it if it neither runs nor holds
+anything."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,9 +99,9 @@ async def _encoded(context: ServerContext, body: ScoreBody) -> tuple[Ids, tuple[
     check_characters(engine, characters)
 
     def encode() -> tuple[Ids, tuple[Ids, ...]]:
-        encoder = PartsEncoder(engine.tokenizer)
+        encoder = PartsEncoder(engine.tokenizer, remembered=characters)
         tokens = len(encoder.ids(body.prompt.parts))
-        if tokens > engine.max_length:  # each choice costs as much again
+        if tokens > engine.max_length:  # each choice may cost as much again
             raise TooLarge(f"the prompt has {tokens} tokens, but context and pool hold {engine.max_length}")
         return encoder.joint(body.prompt.parts, body.choices)
 

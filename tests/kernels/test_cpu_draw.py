@@ -30,6 +30,12 @@ FILTERS: list[dict[str, float]] = [
     {"top_p": 0.7, "min_p": 0.1},
     {"top_p": 1e-30},
     {"top_p": 1 - 2**-53},
+    {"top_k": 1},
+    {"top_k": 2},
+    {"top_k": 50},
+    {"top_k": 2999, "top_p": 0.99},
+    {"top_k": 40, "top_p": 0.9, "min_p": 0.02},
+    {"top_k": 4, "top_p": 0.3},
 ]
 
 

@@ -71,7 +71,7 @@ def test_a_program_prints_quality_tokens_reuse_and_time(
     assert title == "few_shot_qa: Word problems, answered step by step after worked examples."
     assert empty == ""
     assert [line.split()[0] for line in figures] == ["quality", "tokens", "reuse", "time"]
-    assert figures[0] == "quality  correct 66.7%"
+    assert figures[0] == "quality  correct 66.7% (3 items: too few to compare models by)"
     assert figures[3].endswith(" s for 3 items")
     assert desk.engines[0].config.page_size == 32
     assert desk.engines[0].closed

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from radixlm.kernels import cpu_draw, cpu_fused
+from radixlm.kernels.cpu_team import job
 from radixlm.runtime.config import EngineConfig
 from radixlm.runtime.engine import Engine
 from radixlm.runtime.errors import EngineStopped, InvalidConfig, InvalidRequest, TooLarge
@@ -45,6 +47,20 @@ def ids_of(completions: list[Completion]) -> list[tuple[int, ...]]:
 def numbers(count: int, start: int = 0) -> list[int]:
     """Token ids that look like nothing in particular."""
     return [2 + (i * i * 7 + i * 13) % (VOCAB_SIZE - 2) for i in range(start, start + count)]
+
+
+def test_a_warm_up_compiles_what_draws_and_leaves_nothing_behind(
+    open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw, mask = job(cpu_draw._draw_job._function), job(cpu_fused._mask_job._function)
+    monkeypatch.setattr(cpu_draw, "_draw_job", draw)
+    monkeypatch.setattr(cpu_fused, "_mask_job", mask)
+    engine = open_engine()
+    engine.warm_up()
+    assert "address" in vars(draw), "it is compiled"
+    assert "address" in vars(mask), "it is compiled"
+    assert engine.cache.cached_tokens == 0
+    assert not engine.has_work
 
 
 # -- forms of prompts ------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from radixlm.radix.cache import PrefixCache
-from radixlm.runtime.holds import Holds
+from radixlm.runtime.holds import MOST_PINS, MOST_PINS_OF_A_TENANT, Holds
+from radixlm.runtime.lineage import Lineage
 from radixlm.runtime.policy import Policy
 from radixlm.runtime.scheduler import WINDOW
 from radixlm.runtime.types import Ending, Hint, SequenceKey
@@ -301,6 +302,57 @@ def test_holds_know_no_more_deadlines_than_programs() -> None:
     assert not holds.expire()
 
 
+def cached_prompt(cache: PrefixCache) -> None:
+    lease = cache.acquire(PROMPT, (), len(PROMPT))
+    assert lease is not None
+    cache.publish(lease, PROMPT, len(PROMPT))
+    cache.release(lease)
+
+
+def test_a_tenant_has_so_many_pins_and_others_have_room_beside_them() -> None:
+    cache, now = PrefixCache(40, 2), 0.0
+    holds = Holds(cache, 20, lambda: now)
+    cached_prompt(cache)
+
+    def take(name: str, tenant: str, request: str = "r") -> int:
+        return holds.take(f"{tenant} {name}", request, PROMPT, (), 9.0, tenant=tenant)
+
+    granted = [take(str(number), "greedy") for number in range(MOST_PINS_OF_A_TENANT + 9)]
+    assert granted == [8] * MOST_PINS_OF_A_TENANT + [0] * 9
+    assert holds.stats().programs == MOST_PINS_OF_A_TENANT
+    assert take("1", "greedy", "another request") == 8, "in the place of its own"
+    assert take("2", "greedy") == 0, "beside its own"
+    assert take("1", "modest") == 8
+    assert holds.release("greedy 7")
+    assert take("new", "greedy") == 8
+    now = 10.0
+    assert holds.expire()
+    assert take("again", "greedy") == 8
+    holds.release_all()
+    assert (holds.stats().programs, cache.held_pages, len(holds._pins)) == (0, 0, 0)
+
+
+def test_all_tenants_together_have_so_many_pins() -> None:
+    cache = PrefixCache(40, 2)
+    holds = Holds(cache, 20, lambda: 0.0)
+    cached_prompt(cache)
+    granted = [
+        holds.take(str(number), "r", PROMPT, (), 9.0, tenant=f"t{number % 7}") for number in range(MOST_PINS)
+    ]
+    assert granted == [8] * MOST_PINS
+    for tenant in ("t0", "new", ""):
+        assert holds.take(f"of {tenant}", "r", PROMPT, (), 9.0, tenant=tenant) == 0
+    assert holds.stats().refused == 3
+
+
+def test_requests_count_for_their_tenant() -> None:
+    sim = Simulation(num_pages=64, hold_budget=1.0)
+    sim.scheduler._holds._pins["t"] = MOST_PINS_OF_A_TENANT
+    keys = [sim.add(PROMPT, tenant=tenant, hint=Hint(f"{tenant} agent", hold_s=5.0)) for tenant in ("t", "u")]
+    finish(sim)
+    assert [sim.histories[key].seq.held_tokens for key in keys] == [0, 11]
+
+
 # -- endings -------------------------------------------------------------------------------------------
 
 
@@ -410,6 +462,85 @@ def test_ten_thousand_programs_that_begin_and_end_leave_nothing_behind() -> None
     assert (cache.owners, cache.free_pages) == (0, 64)
 
 
+def spent(sim: Simulation) -> int:
+    return sim.cache.dump().count(" spent")
+
+
+@pytest.mark.parametrize("by", ["hint", "command"])
+def test_what_was_forked_off_a_program_is_done_with_it(by: str) -> None:
+    sim = Simulation(num_pages=60)
+    ask(sim, [0, *PROMPT], "child", parent_id="head")
+    ask(sim, [1, 1, *PROMPT], "grandchild", parent_id="child")
+    ask(sim, [1, 0, *PROMPT], "stranger", parent_id="other")
+    ask(sim, [0, 1, *PROMPT], "head", done=by == "hint")
+    if by == "command":
+        sim.scheduler.end_programs(["head"], "done")
+
+    assert sim.cache.owners == 1
+    assert spent(sim) >= 3
+    assert len(sim.scheduler._programs._lineage) == 1
+
+
+def test_a_child_that_runs_or_holds_something_goes_on_when_its_parent_is_done() -> None:
+    sim = Simulation(num_pages=60, hold_budget=0.5)
+    ask(sim, [0, *PROMPT], "holder", parent_id="head", hold_s=9.0)
+    ask(sim, [0, *PROMPT, 1, 1, 1], "of holder", parent_id="holder")
+    sim.add([1, *PROMPT], max_tokens=6, hint=Hint("runner", "head"))
+    sim.step()
+    sim.scheduler.end_programs(["head"], "done")
+    assert (sim.scheduler.stats().holds, spent(sim)) == (1, 0)
+
+    finish(sim)
+    assert (sim.scheduler.stats().holds, spent(sim)) == (1, 0)
+
+
+@pytest.mark.parametrize("when", ["at rest", "running"])
+def test_what_was_forked_off_a_cancelled_program_is_cancelled(when: str) -> None:
+    sim = Simulation(num_pages=60, chunk_size=16)
+    prompts = {"child": [0, *PROMPT], "grandchild": [1, *PROMPT]}
+    keys = [
+        sim.add(prompts[name], max_tokens=9, hint=Hint(name, parent))
+        for name, parent in (("child", "head"), ("grandchild", "child"))
+    ]
+    sim.step()
+    if when == "at rest":
+        finish(sim)
+    sim.scheduler.end_programs(["head"], "cancelled")
+    finish(sim)
+
+    assert [sim.reason(key) for key in keys] == ["length" if when == "at rest" else "abort"] * 2
+    assert [cached(sim, prompt) for prompt in prompts.values()] == [0, 0]
+    assert sim.cache.owners == len(sim.scheduler._programs._lineage) == 0
+
+
+def test_a_family_that_goes_round_in_a_circle_ends() -> None:
+    sim = Simulation(num_pages=60)
+    for name, parent in (("a", "b"), ("b", "c"), ("c", "a"), ("d", "d")):
+        ask(sim, PROMPT, name, parent_id=parent)
+    for how in ("done", "cancelled"):
+        ask(sim, PROMPT, "a", parent_id="b")
+        ask(sim, PROMPT, "b", parent_id="a")
+        sim.scheduler.end_programs(["b", "d"], how)  # type: ignore[arg-type]
+        assert len(sim.scheduler._programs._lineage) == 0
+
+
+def test_so_many_parents_are_remembered() -> None:
+    lineage = Lineage(most=3)
+    for number in range(5):
+        lineage.note(f"child {number}", "head")
+    assert lineage.children_of("head") == ["child 2", "child 3", "child 4"]
+    lineage.note("child 2", "head")
+    lineage.note("child 9", "another")
+    assert lineage.family_of("head") == ["head", "child 2", "child 4"]
+    lineage.note("child 2", "another")
+    assert lineage.family_of("another") == ["another", "child 9", "child 2"]
+    lineage.forget("another")
+    assert len(lineage) == 1
+    for child, parent in (("", "head"), ("x", ""), ("y", "y")):
+        lineage.note(child, parent)
+    assert len(lineage) == 1
+
+
 # -- forks ---------------------------------------------------------------------------------------------
 
 
@@ -447,6 +578,55 @@ def test_siblings_run_in_the_same_steps_behind_one_prefill_beside_hot_traffic(
     else:
         assert len(set(others)) > 1
     finish(sim)
+
+
+def siblings_of_one_state(sim: Simulation, size: int, *, others: int = 0) -> tuple[int, list[SequenceKey]]:
+    """Eight that share 62 pages and a half of `size` tokens, and end in the fourth page behind those. What
+    each has to compute for itself, and their keys."""
+    state, keys = [(number * 7 + number // 3) % 2 for number in range(62 * size + size // 2)], []
+    for number in range(8):
+        hint = Hint(f"child {number}", "parent", "fork")
+        own = [10 + number] * (size + size // 4)
+        keys.append(sim.add([*state, *own], max_tokens=2 * size, hint=hint))
+        for _ in range(others):
+            sim.add([number] * 40, max_tokens=8, salt=str(len(sim.histories)))
+    finish(sim)
+    return 3 * size + size // 4 - 1, keys
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_eight_siblings_compute_a_thousand_tokens_once_where_these_and_their_tails_just_fit(
+    policy: Policy,
+) -> None:
+    sim = Simulation(num_pages=62 + 8 * 4, page_size=16, chunk_size=256, max_running=8, policy=policy)
+    tail, siblings = siblings_of_one_state(sim, 16)
+
+    first, *others = [sim.histories[key].computed_tokens for key in siblings]
+    assert (first, others) == (1000 + tail, [tail] * 7)
+    assert len(set(first_rows(sim, siblings[1:]))) == 1
+    assert sim.scheduler.stats().preemptions == 0
+
+
+@pytest.mark.parametrize("pages", [80, 68, 67, 66])
+@pytest.mark.parametrize(("policy", "others"), [("cache-aware", 0), ("cache-aware", 2), ("fcfs", 0)], ids=str)
+def test_siblings_that_do_not_fit_together_take_turns_over_one_prefix(
+    policy: Policy, others: int, pages: int
+) -> None:
+    sim = Simulation(num_pages=pages, page_size=4, chunk_size=64, max_running=16, policy=policy)
+    tail, siblings = siblings_of_one_state(sim, 4, others=others)
+
+    first, *later = [sim.histories[key].computed_tokens for key in siblings]
+    assert first == 250 + tail
+    assert max(later) <= 2 * tail, "a preemption takes from tails, and never what they share"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_preempted_sibling_goes_on_before_those_it_was_admitted_ahead_of(policy: Policy) -> None:
+    sim = Simulation(num_pages=110, page_size=4, chunk_size=64, max_running=16, policy=policy)
+    tail, siblings = siblings_of_one_state(sim, 4, others=2)
+
+    assert sim.scheduler.stats().preemptions > 0
+    assert max(sim.histories[key].computed_tokens for key in siblings[1:]) <= 2 * tail
 
 
 def test_siblings_from_far_back_in_the_queue_come_with_the_first() -> None:

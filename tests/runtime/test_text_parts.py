@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, processors
 from tokenizers import Tokenizer as Core
@@ -61,6 +62,16 @@ PIECES = (
 )
 texts = st.lists(st.sampled_from(PIECES), max_size=6).map("".join)
 some_text = texts.filter(bool)
+long_texts = st.lists(
+    st.sampled_from(
+        [
+            *PIECES,
+            *("\t", "\r\n", "     ", "\xa0", ". ", "0123", "don't", "。", "字，", "é\u0301"),
+            *("<bos>", "<|im_start|>"),
+        ]
+    ),
+    max_size=12,
+).map("".join)
 
 
 # -- parts to ids ----------------------------------------------------------------------------------
@@ -218,6 +229,49 @@ def test_choices_begin_at_one_place_and_are_tokenized_with_the_prompt(
     alone = encoder.ids(parts)
     if not is_empty and context != beginning(tokenizer_of(name)):
         assert alone[: len(context)] == context
+
+
+@pytest.mark.parametrize("name", [*NAMES, "spaced"])
+@given(
+    parts=st.lists(
+        st.one_of(
+            long_texts,
+            long_texts.map(Plain),
+            st.lists(st.integers(2, 200), max_size=2).map(tuple),
+        ),
+        max_size=4,
+    ),
+    choices=st.lists(some_text | long_texts.filter(bool), min_size=1, max_size=3),
+)
+def test_choices_have_the_ids_that_whole_texts_have(name: str, parts: list[Part], choices: list[str]) -> None:
+    """Where they begin is the first place that any choice changes."""
+    tokenizer = spaced_tokenizer() if name == "spaced" else tokenizer_of(name)
+    encoder = PartsEncoder(tokenizer)
+    assume(any(part if isinstance(part, str | tuple) else part.text for part in parts))
+    context, continuations = encoder.joint(parts, choices)
+    alone = encoder.ids(parts)
+    wholes = [encoder.ids([*parts, choice]) for choice in choices]
+    pairs = [list(zip(alone, whole, strict=False)) for whole in wholes]
+    same = [next((at for at, (x, y) in enumerate(pair) if x != y), len(pair)) for pair in pairs]
+    assert context == (alone[: min(same)] or beginning(tokenizer))
+    assert [(*alone[: min(same)], *ids) for ids in continuations] == wholes
+
+
+def test_a_long_text_is_encoded_once_for_all_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, characters = tokenizer_of("byte"), 0
+    encode = tokenizer.encode_mixed
+
+    def counted(text: str, *arguments: Any, **options: Any) -> list[int]:
+        nonlocal characters
+        characters += len(text)
+        return encode(text, *arguments, **options)
+
+    monkeypatch.setattr(tokenizer, "encode_mixed", counted)
+    text = "the cat, in the end; " * 2000
+    for parts in ([text], ["in", (7, 8), text], [Plain(text), text[:100]]):
+        characters = 0
+        PartsEncoder(tokenizer).joint(parts, [f" choice {number}" for number in range(100)])
+        assert characters < len(text) + 100 * 60
 
 
 @every_tokenizer
