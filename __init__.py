@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .frontend.batch_items import ItemFailed
     from .frontend.choices import (
         ChoicesDecision,
+        ChoicesSamplingMethod,
         greedy_token_selection,
         token_length_normalized,
         total,
@@ -52,8 +53,10 @@ if TYPE_CHECKING:
         video,
     )
     from .frontend.group import first, k_of_n, vote
+    from .frontend.http_options import Retries
     from .frontend.openai import OpenAI
     from .frontend.program import Program, function, program
+    from .frontend.report import CacheReport
     from .frontend.scripted import Scripted
     from .frontend.state import ProgramState
     from .frontend.types import Unreadable
@@ -77,8 +80,10 @@ __version__ = "0.1.0"
 __all__ = [
     "BackendError",
     "BranchFailed",
+    "CacheReport",
     "Cancelled",
     "ChoicesDecision",
+    "ChoicesSamplingMethod",
     "Completion",
     "Engine",
     "EngineConfig",
@@ -95,6 +100,7 @@ __all__ = [
     "ProgramState",
     "Prompt",
     "RadixError",
+    "Retries",
     "Runtime",
     "RuntimeEndpoint",
     "SamplingParams",
@@ -141,7 +147,9 @@ __all__ = [
 ]
 
 _HOME = {
+    "CacheReport": ".frontend.report",
     "ChoicesDecision": ".frontend.choices",
+    "ChoicesSamplingMethod": ".frontend.choices",
     "ItemFailed": ".frontend.batch_items",
     "Unreadable": ".frontend.types",
     "function": ".frontend.program",
@@ -174,6 +182,7 @@ _HOME = {
     "get_server_info": ".frontend.backends",
     "RuntimeEndpoint": ".frontend.endpoint",
     "OpenAI": ".frontend.openai",
+    "Retries": ".frontend.http_options",
     "Scripted": ".frontend.scripted",
     "token_length_normalized": ".frontend.choices",
     "greedy_token_selection": ".frontend.choices",

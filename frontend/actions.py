@@ -7,6 +7,7 @@ Whatever an action promised (a variable, a future) it keeps or fails, so that no
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -31,6 +32,11 @@ class Action(Protocol):
     """`run` on the loop; `fail` in its place if the branch has failed. One of the two is called, once; `fail`
     also where `run` raised."""
 
+    @property
+    def what(self) -> str:
+        """Its name in messages."""
+        ...
+
     async def run(self, branch: Branch) -> None: ...
     def fail(self, error: BaseException) -> None: ...
 
@@ -38,6 +44,10 @@ class Action(Protocol):
 @dataclass(slots=True)
 class Write:
     expression: Expression
+
+    @property
+    def what(self) -> str:
+        return "appending"
 
     async def run(self, branch: Branch) -> None:
         match self.expression:
@@ -59,6 +69,10 @@ class Generate:
     gen: Gen
     variable: Variable
 
+    @property
+    def what(self) -> str:
+        return _called("gen", self.gen.name)
+
     async def run(self, branch: Branch) -> None:
         backend, line = branch.session.backend, branch.line
         sampling = branch.sampling(self.gen)
@@ -73,12 +87,12 @@ class Generate:
         if any(each.finish_reason == "abort" for each in found):
             raise BackendError("the call was aborted at the backend, and its text is not whole")
         first = found[0]
-        branch.calls.append(CallReport.of(self.gen.name, first, found, line.known))
+        branch.ledger.note(CallReport.of(self.gen.name, first, found, line.known))
         branch.take(first, shown=streams)
         if sampling.n == 1:
-            self.variable.set(first.text, first.meta)
+            self.variable.set(first.text, _meta(first))
         else:
-            self.variable.set([each.text for each in found], [each.meta for each in found])
+            self.variable.set([each.text for each in found], [_meta(each) for each in found])
 
     async def _streamed(self, branch: Branch, call: GenerateCall) -> Generated:
         found = None
@@ -101,6 +115,10 @@ class Choose:
     select: Select
     variable: Variable
 
+    @property
+    def what(self) -> str:
+        return _called("select", self.select.name)
+
     async def run(self, branch: Branch) -> None:
         select, line = self.select, branch.line
         call = ScoreCall(
@@ -111,12 +129,12 @@ class Choose:
             line.conversation(),
         )
         scored = await branch.session.backend.score(call)
-        seed = branch.session.defaults.get("seed")
-        drawn = random.Random(None if seed is None else seed_of(seed, (*branch.path, len(branch.calls))))
+        seed = branch.session.defaults.options.get("seed")
+        drawn = random.Random(None if seed is None else seed_of(seed, (*branch.path, branch.ledger.made)))
         choice = choose(
             select.method, select.choices, scored, temperature=select.temperature, uniform=drawn.random
         )
-        branch.calls.append(CallReport.of_scores(select.name, scored, line.known))
+        branch.ledger.note(CallReport.of_scores(select.name, scored, line.known))
         branch.write(branch.plain(choice.text), choice.text)
         line.known = max(line.known, scored.prompt_tokens)
         self.variable.set(choice.text, choice.meta)
@@ -128,6 +146,10 @@ class Choose:
 @dataclass(slots=True)
 class Fork:
     start: Future[Line]
+
+    @property
+    def what(self) -> str:
+        return "the fork"
 
     async def run(self, branch: Branch) -> None:
         self.start.set_result(branch.line.copy())
@@ -142,6 +164,10 @@ class Begin:
 
     start: Future[Line]
 
+    @property
+    def what(self) -> str:
+        return "the fork"
+
     async def run(self, branch: Branch) -> None:
         line = branch.line = (await result_of(self.start)).copy()
         branch.forked_texts, branch.forked_parts = len(line.texts), len(line.parts)
@@ -155,6 +181,10 @@ class Begin:
 @dataclass(slots=True)
 class Barrier:
     done: Future[None]
+
+    @property
+    def what(self) -> str:
+        return "waiting"
 
     async def run(self, branch: Branch) -> None:
         if not self.done.done():
@@ -171,6 +201,10 @@ class Hold:
     seconds: float
     granted: Future[int]
 
+    @property
+    def what(self) -> str:
+        return "the hold"
+
     async def run(self, branch: Branch) -> None:
         hint = branch.hint()
         asked = Hint(hint.program_id, hint.parent_id, hint.fork_group, hold_s=self.seconds)
@@ -179,10 +213,10 @@ class Hold:
         (found,) = await branch.session.backend.generate(
             GenerateCall(line.prompt(), sampling, asked, line.conversation())
         )
-        branch.calls.append(CallReport.of(None, found, [found], line.known))
+        branch.ledger.note(CallReport.of(None, found, [found], line.known))
         line.known = max(line.known, found.prompt_tokens)
         if found.held_tokens:
-            branch.pinned_until = monotonic() + self.seconds
+            branch.ledger.pinned_until = monotonic() + self.seconds
         self.granted.set_result(found.held_tokens or 0)
 
     def fail(self, error: BaseException) -> None:
@@ -195,6 +229,10 @@ class Mark:
     """Where a scope begins."""
 
     at: int = 0
+
+    @property
+    def what(self) -> str:
+        return "the scope"
 
     async def run(self, branch: Branch) -> None:
         self.at = len(branch.line.texts)
@@ -210,8 +248,23 @@ class Capture:
     mark: Mark
     variable: Variable
 
+    @property
+    def what(self) -> str:
+        return "the scope"
+
     async def run(self, branch: Branch) -> None:
         self.variable.set("".join(branch.line.texts[self.mark.at :]))
 
     def fail(self, error: BaseException) -> None:
         self.variable.fail(error)
+
+
+def _meta(generated: Generated) -> Mapping[str, object]:
+    """Why the text ended is always among it."""
+    if "finish_reason" in generated.meta:
+        return generated.meta
+    return {**generated.meta, "finish_reason": {"type": generated.finish_reason}}
+
+
+def _called(kind: str, name: str | None) -> str:
+    return f"{kind}()" if name is None else f"{kind}({name!r:.100})"

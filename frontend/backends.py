@@ -31,14 +31,18 @@ def as_backend(value: object) -> Backend:
                 "set_default_backend(RuntimeEndpoint(url)) or the like"
             )
         return _default
+    if isinstance(value, type):
+        raise InvalidCall(f"a backend is an object, got the class: make one with {value.__name__}(...)")
     inner = getattr(value, "endpoint", None)
     if inner is not None:
         value = inner
     if all(callable(getattr(value, name, None)) for name in ("generate", "score", "frame", "end")):
         return cast("Backend", value)
+    url = isinstance(value, str) and value.startswith(("http://", "https://"))
+    advice = f"; a server is reached by RuntimeEndpoint({value!r:.200})" if url else ""
     raise InvalidCall(
         "a backend is an Engine, a RuntimeEndpoint, an OpenAI or an object with an endpoint, "
-        f"got {value!r:.200}"
+        f"got {value!r:.200}{advice}"
     )
 
 

@@ -25,10 +25,12 @@ from .batch_items import Item, ItemFailed, read_items, restored_state, to_record
 from .errors import BackendError, Cancelled, InvalidCall, TimedOut, Unreachable
 from .item_order import item_order
 from .journal import Journal, batch_digest, item_digest
-from .loop import is_here, result_of, the_loop
+from .loop import is_here, may_block, result_of, the_loop
+from .options import check_names
 from .progress import Show
 from .progress import progress_bar as shown_progress
 from .protocol import Backend
+from .session import Defaults
 from .state import ProgramState
 from .tracing import Trace, constants_of, trace, warm_prefix
 
@@ -37,6 +39,12 @@ if TYPE_CHECKING:
     from .run import Run
 
 Finished: TypeAlias = tuple[int, ProgramState]
+
+_OPTIONS = (
+    *("backend", "num_threads", "progress_bar", "generator_style", "on_error", "retries", "resume"),
+    "timeout",
+)
+"""Of run_batch, beside sampling parameters."""
 
 _LEAST_WORTH_WARMING = 64
 """Characters of a constant prefix."""
@@ -82,11 +90,10 @@ def run_batch(
     _check("on_error", on_error in ("return", "raise"), "'return' or 'raise'", on_error)
     _check("retries", _is_count(retries, 0), "an integer of at least 0", retries)
     check_timeout(timeout)
-    for name in sampling:
-        if name not in DEFAULTS:
-            known = ", ".join(DEFAULTS)
-            raise InvalidCall(f"run_batch has no option {name!r}; sampling parameters are {known}")
-    if is_here():
+    is_path = resume is None or (isinstance(resume, str | os.PathLike) and os.fspath(resume) != "")
+    _check("resume", is_path, "the path of a file", resume)
+    check_names("run_batch", sampling, [*DEFAULTS, *_OPTIONS])
+    if not may_block():
         raise RuntimeError("an async program cannot wait for a batch: call run_batch on another thread")
     items = read_items(program, batch)
     at_once = max(96, 16 * (os.cpu_count() or 1)) if num_threads == "auto" else num_threads
@@ -127,7 +134,7 @@ class Batch:
         program: Program,
         items: Sequence[Item],
         backend: Backend | None,
-        defaults: Mapping[str, object],
+        defaults: Defaults,
         *,
         at_once: int,
         raises: bool = False,
@@ -163,14 +170,14 @@ class Batch:
 
     def _open(self, path: str | os.PathLike[str]) -> Journal:
         name = getattr(self._program.func, "__qualname__", repr(self._program.func))
-        batch = batch_digest(name, self._program.bound, self._defaults)
+        batch = batch_digest(name, self._program.bound, self._defaults.options)
         items = [item_digest(index, item.named) for index, item in enumerate(self._items)]
         return Journal(path, batch, items)
 
     def _run_rest(self, rest: Sequence[int], show: Show) -> Generator[Finished, None, None]:
         named = [self._items[index].named for index in rest]
         found = Trace() if len(rest) == 1 else trace(self._program, constants_of(self._program, named))
-        order = [rest[place] for place in item_order([found.key(each) for each in named])]
+        order = [rest[place] for place in item_order(found.keys(named))]
         end: _End | None = None
         patience: float | None = None
         try:
@@ -228,7 +235,7 @@ class Batch:
                 try:
                     self._journal.add(index, to_record(state))
                 except Exception as error:  # of what the program returned or a reader of its own raises
-                    branch.error = ItemFailed(index, error)
+                    branch.fail_as(ItemFailed(index, error))
             if branch.error is not None and self._raises:
                 raise branch.error
             self._told.put((index, state, _generated(state)))
@@ -241,7 +248,7 @@ class Batch:
             if error is None:
                 return state
             if attempt == self._retries or not _is_passing(error):
-                state.branch.error = ItemFailed(index, error)
+                state.branch.fail_as(ItemFailed(index, error))
                 return state
             pause = min(_LONGEST_BACKOFF, self._backoff * 2**attempt)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
@@ -253,7 +260,8 @@ class Batch:
         try:
             if not await _ends(run, None if self._timeout is None else self._timeout + _GRACE_SECONDS):
                 branch = run.state.branch
-                branch.error = branch.error or TimedOut(f"it did not end within {self._timeout:g} s")
+                if branch.error is None:
+                    branch.fail_as(TimedOut(f"it did not end within {self._timeout:g} s"))
         except asyncio.CancelledError:
             run.cancel(Cancelled("the batch was ended before this item was"))
             await _ends(run, _GRACE_SECONDS)
@@ -284,7 +292,7 @@ async def _ends(run: Run, seconds: float | None) -> bool:
 
 def _generated(state: ProgramState) -> int:
     """Tokens, those of forks too."""
-    return sum(call.generated for branch in state.branch.session.branches for call in branch.calls)
+    return sum(call.generated for call in state.branch.ledger.calls())
 
 
 def _is_passing(error: BaseException | None) -> bool:

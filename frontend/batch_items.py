@@ -12,7 +12,7 @@ from .branch import Branch
 from .errors import InvalidCall, ProgramError
 from .journal import Record
 from .protocol import Backend
-from .session import Session
+from .session import Defaults, Session
 from .state import ProgramState
 from .types import Reader, Unreadable
 from .variable import Meta, Variable
@@ -86,7 +86,7 @@ def to_record(state: ProgramState) -> Record:
     return Record(line.text, variables, meta, values, unread, line.messages, returned)
 
 
-def restored_state(record: Record, backend: Backend, defaults: Mapping[str, object]) -> ProgramState:
+def restored_state(record: Record, backend: Backend, defaults: Defaults) -> ProgramState:
     """The state that the record was made of, finished."""
     state = empty_state(backend, defaults)
     branch = state.branch
@@ -103,7 +103,7 @@ def restored_state(record: Record, backend: Backend, defaults: Mapping[str, obje
     return state
 
 
-def empty_state(backend: Backend, defaults: Mapping[str, object]) -> ProgramState:
+def empty_state(backend: Backend, defaults: Defaults) -> ProgramState:
     return ProgramState(Branch(Session(backend, defaults)))
 
 

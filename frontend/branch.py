@@ -21,9 +21,10 @@ from .errors import BranchFailed, Cancelled, InvalidCall, ProgramError, TimedOut
 from .expressions import Chain, Expression, Gen, Select
 from .line import Line
 from .loop import is_here, the_loop
+from .options import FORMS, OF_SCHEMAS
 from .protocol import Generated, Hint, Part, Plain, Sampling
-from .report import CallReport
-from .session import Session, seed_of
+from .session import Ledger, Session, seed_of
+from .types import Reader
 from .variable import Feed, Variable
 
 _IN_A_ROW = 100
@@ -38,26 +39,29 @@ class Branch:
     ) -> None:
         self.session = session
         self.path = path
-        self.parent = parent
+        self.is_root = parent is None
+        self.parent_id = "" if parent is None else parent.ledger.program_id
         self.group = group
         self.line = Line()
         self.variables: dict[str, Variable] = {} if parent is None else dict(parent.variables)
         self.inherited: dict[str, Variable] = dict(self.variables)
-        self.calls: list[CallReport] = []
         self.feed = Feed()
         self.error: BaseException | None = None
-        self.asked = False  # the backend anything
-        self.pinned_until = 0.0  # in the time of `monotonic`
         self.forks = 0
         self.forked_texts = self.forked_parts = self.forked_messages = 0
         self.forked_role: str | None = None
-        self.children: list[Branch] = []
+        self._cause = ""  # of the error, in words
         self._queue: deque[Action] = deque()
         self._lock = session.lock
         self._active = False  # something is queued or runs
         self._acting = False  # an action runs
         self._task: asyncio.Task[None] | None = None
-        self.program_id = session.adopt(self)
+        self.ledger: Ledger = session.adopt(self, None if parent is None else parent.ledger)
+
+    @property
+    def program_id(self) -> str:
+        """What the backend knows it by."""
+        return self.ledger.program_id
 
     # -- from any thread -------------------------------------------------------------------------------
 
@@ -67,6 +71,7 @@ class Branch:
             if self._active:
                 return
             self._active = True
+            self.session.active.add(self)
         if is_here():
             self._start()
         else:
@@ -78,11 +83,15 @@ class Branch:
             for item in expression.items:
                 self.append(item)
         elif isinstance(expression, Gen):
-            self.submit(Generate(expression, self.declare(expression.name, expression.reader)))
+            self.submit(Generate(expression, self.declare(expression.name, self._reader(expression))))
         elif isinstance(expression, Select):
             self.submit(Choose(expression, self.declare(expression.name)))
         else:
             self.submit(Write(expression))
+
+    def _reader(self, gen: Gen) -> Reader | None:
+        """Of a call that says no form, that of the run."""
+        return self.session.defaults.reader if FORMS.isdisjoint(gen.options) else gen.reader
 
     def declare(self, name: str | None, reader: object = None) -> Variable:
         """A variable that will have a value; without a name nobody else sees it."""
@@ -96,9 +105,8 @@ class Branch:
         with self._lock:
             self.forks += 1
             number = self.forks
-        group = f"{self.program_id}/{number}"
+        group = f"{self.ledger.program_id}/{number}"
         made = [Branch(self.session, (*self.path, number, i), self, group) for i in range(count)]
-        self.children += made
         start: Future[Line] = Future()
         for child in made:
             child.submit(Begin(start))
@@ -118,7 +126,7 @@ class Branch:
 
     def body_elsewhere(self) -> Future[None] | None:
         """The end of the body that has this branch in hand, if the caller is not a part of it."""
-        return None if self.parent is not None else self.session.body_elsewhere()
+        return self.session.body_elsewhere() if self.is_root else None
 
     def lookup(self, name: str) -> Variable | Future[None]:
         """The variable; or the end of the body, which may set it still. Raises UnknownVariable."""
@@ -128,9 +136,13 @@ class Branch:
         if body is not None:
             return body
         if self.error is not None:
-            raise self.failure()
+            raise self.failure("not there, because ")
         known = ", ".join(sorted(self.variables)) or "none"
         raise UnknownVariable(f"no variable is called {name!r}; those of this state are {known}")
+
+    def fail_as(self, error: ProgramError) -> None:
+        """From now on this is the failure that readers are told, in its own words."""
+        self.error, self._cause = error, ""
 
     def own_variables(self) -> dict[str, Variable]:
         """Those that were not there when the branch began, or have been set anew."""
@@ -140,13 +152,14 @@ class Branch:
             if self.inherited.get(name) is not variable
         }
 
-    def failure(self) -> ProgramError:
-        """What whoever reads this branch now is told."""
+    def failure(self, behind: str = "") -> ProgramError:
+        """What whoever reads this branch now is told; `behind` begins it for what comes after that."""
         error = self.error
         assert error is not None, "only a branch that failed is asked why"
         if isinstance(error, BranchFailed | Cancelled | TimedOut):
             return error
-        failed = BranchFailed(f"this branch failed before: {type(error).__name__}: {error}")
+        words = f"{self._cause}: {type(error).__name__}: {error}" if self._cause else str(error)
+        failed = BranchFailed(behind + words)
         failed.__cause__ = error
         return failed
 
@@ -162,23 +175,24 @@ class Branch:
             with self._lock:
                 if not self._queue:
                     self._active, self._task = False, None
+                    self.session.active.discard(self)
                     return
                 action = self._queue.popleft()
             if self.error is not None and not isinstance(action, Barrier):
-                action.fail(self.failure())
+                action.fail(self.failure("not there, because "))
                 continue
             self._acting = True
             try:
                 await action.run(self)
             except asyncio.CancelledError:
-                self.error = self.error or Cancelled("the program was cancelled")
+                self._fail(Cancelled("the program was cancelled"), "the program was cancelled")
                 task = asyncio.current_task()
                 if task is not None:
                     task.uncancel()
                 action.fail(self.failure())
                 self.feed.close()
             except BaseException as error:  # whatever it is, it ends this branch and not the loop
-                self.error = self.error or error
+                self._fail(error, f"{action.what} failed")
                 action.fail(self.failure())
                 self.feed.close()
             finally:
@@ -188,10 +202,15 @@ class Branch:
         """What runs is aborted, and what waits fails, now and later. A failure that was there stays."""
         if self.error is not None:
             return
-        self.error = error
+        self._fail(error, "the program failed")
         self.feed.close()
         if self._acting and self._task is not None:
             self._task.cancel()
+
+    def _fail(self, error: BaseException, cause: str) -> None:
+        """The first failure is the one that counts."""
+        if self.error is None:
+            self.error, self._cause = error, cause
 
     def write(self, part: Part | None, text: str) -> None:
         """Text that was not generated now, or was but is not in `parts` yet."""
@@ -241,12 +260,17 @@ class Branch:
 
     def hint(self) -> Hint:
         """Of a call that is made now."""
-        self.asked = True
-        parent = "" if self.parent is None else self.parent.program_id
-        return Hint(self.program_id, parent, self.group)
+        self.ledger.asked = True
+        return Hint(self.ledger.program_id, self.parent_id, self.group)
 
     def sampling(self, gen: Gen) -> Sampling:
-        merged = {**self.session.defaults, **gen.options}
+        defaults = self.session.defaults.options
+        if not FORMS.isdisjoint(gen.options):  # a form of its own, in the place of the run's
+            defaults = {name: value for name, value in defaults.items() if name not in FORMS}
+        merged = {**defaults, **gen.options}
+        if "json_schema" not in merged:  # what a run says of schemas is for those calls that have one
+            for name in OF_SCHEMAS - gen.options.keys():
+                merged.pop(name, None)
         if gen.ends:
             merged["stop"] = (*cast("tuple[str, ...]", merged.get("stop", ())), *gen.ends)
         if (seed := merged.get("seed")) is not None and self.path:

@@ -103,9 +103,9 @@ _PATHS = (
 
 def named_format(name: str) -> ChatFormat:
     """Raises InvalidCall."""
-    found = FORMATS.get(_OTHER_NAMES.get(name, name))
+    found = FORMATS.get(_OTHER_NAMES.get(name, name)) if isinstance(name, str) else None
     if found is None:
-        raise InvalidCall(f"chat_template must be one of {', '.join(FORMATS)}, got {name!r}")
+        raise InvalidCall(f"chat_template must be one of {', '.join(FORMATS)}, got {name!r:.200}")
     return found
 
 

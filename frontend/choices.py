@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, cast
 
-from .errors import BackendError, InvalidCall
+from .errors import BackendError, InvalidCall, Unsupported
 from .protocol import ChoiceScore, Scored
 
 TokenLogprobs: TypeAlias = "list[list[object]]"
@@ -110,9 +110,12 @@ def choose(
     """The best of the choices. With a temperature above 0 it is drawn instead, with probabilities in
     proportion to exp(score / temperature): `uniform` gives a number of [0, 1).
 
-    Raises BackendError if the scores are not what the method needs, InvalidCall if a method of one's own
+    Raises BackendError if the scores are not what the method needs, Unsupported if the backend has none and
+    the method cannot do without, InvalidCall if a method of one's own
     decides for something else, or has no scores to draw from.
     """
+    if scored.chosen is not None:
+        return _chosen_there(method, choices, scored, temperature)
     _check(method, choices, scored)
     meta = {**_sglang_meta(scored, method.requires_unconditional_logprobs), "method": method.name}
     verdict = method.judge(choices, scored)
@@ -124,12 +127,39 @@ def choose(
             )
         index = _drawn(verdict.scores, temperature, uniform)
     scores = {} if verdict.scores is None else {"scores": verdict.scores}
-    figures = {
+    return Choice(
+        index, choices[index], {**_figures(scored), **meta, **verdict.meta, **scores, "index": index}
+    )
+
+
+def _chosen_there(
+    method: ChoicesMethod, choices: Sequence[str], scored: Scored, temperature: float
+) -> Choice:
+    """What a backend chose that knows no scores: token by token, as when it generates."""
+    index = scored.chosen
+    if index is None or not 0 <= index < len(choices):
+        raise BackendError(f"the backend chose number {index} of {len(choices)} choices")
+    if method not in (token_length_normalized, greedy_token_selection):
+        raise Unsupported(
+            f"choices_method {method.name} needs log-probabilities of the choices, and this backend only "
+            "says which one it takes: leave it out, or use RuntimeEndpoint(url)"
+        )
+    if temperature > 0:
+        raise Unsupported(
+            f"temperature must be 0 for a select whose scores this backend does not know, got {temperature}"
+        )
+    return Choice(index, choices[index], {**_figures(scored), "method": "chosen_by_backend", "index": index})
+
+
+def _figures(scored: Scored) -> dict[str, object]:
+    """Counts of tokens, as far as they are known."""
+    if not scored.tells_cached:
+        return {"prompt_tokens": scored.prompt_tokens}
+    return {
         "prompt_tokens": scored.prompt_tokens,
         "cached_tokens": scored.cached_tokens,
         "computed_tokens": scored.computed_tokens,
     }
-    return Choice(index, choices[index], {**figures, **meta, **verdict.meta, **scores, "index": index})
 
 
 def as_method(value: object) -> ChoicesMethod:

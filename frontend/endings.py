@@ -8,6 +8,7 @@ only `cancelled` does not wait for more to come.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -28,6 +29,7 @@ class Endings:
 
     def __init__(self, send: Send) -> None:
         self._send = send
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._pending: dict[str, Ending] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -39,6 +41,8 @@ class Endings:
     def attach(self) -> None:
         """From now on, send on the running loop: that of the calls whose branches may end."""
         loop = asyncio.get_running_loop()
+        if self._process != os.getpid():  # what was to be told is for the process before the fork to tell
+            self._process, self._lock, self._pending = os.getpid(), threading.Lock(), {}
         if self._loop is not loop:
             self._loop, self._task, self._hurry, self._quiet = loop, None, asyncio.Event(), asyncio.Event()
             self._quiet.set()
@@ -46,7 +50,7 @@ class Endings:
     def add(self, program_ids: Sequence[str], how: Ending) -> None:
         """Of two endings of a branch the one that gives up more is told. Before the first call there is
         nobody who knows any branch, and nothing is told."""
-        if self._loop is None:
+        if self._loop is None or self._process != os.getpid():
             return
         with self._lock:
             was_empty = not self._pending

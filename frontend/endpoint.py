@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from os import PathLike
 from typing import TYPE_CHECKING, Protocol
 
 from .chat_formats import format_for, named_format
@@ -56,7 +57,7 @@ class RuntimeEndpoint:
         self,
         base_url: str,
         api_key: str | None = None,
-        verify: bool | str | None = None,
+        verify: bool | str | PathLike[str] | None = None,
         chat_template_name: str | None = None,
         *,
         chat_template: str | None = None,
@@ -80,7 +81,7 @@ class RuntimeEndpoint:
                 f"base_url must be the server's root, without /v1, got {base_url!r}; an OpenAI-compatible "
                 "server is reached by OpenAI(model, base_url=...)"
             )
-        name = chat_template or chat_template_name
+        name = chat_template_name if chat_template is None else chat_template
         self._format = None if name is None else named_format(name)
         self._api = Once(self._ask_api)
         self._endings = Endings(self._tell_ending)
@@ -118,7 +119,7 @@ class RuntimeEndpoint:
     async def info(self) -> Mapping[str, object]:
         """What the server says of itself and of its model."""
         await self._known()
-        model = as_mapping(await self._calls.get("/get_model_info"), "model info")
+        model = await self._model_info()
         return {**model, **await self._server_info()}
 
     async def flush(self) -> None:
@@ -150,23 +151,36 @@ class RuntimeEndpoint:
         if chat_format is None:
             model = info.get("model_path")
             if not isinstance(model, str):
-                model = as_mapping(await self._calls.get("/get_model_info"), "model info").get("model_path")
+                model = (await self._model_info()).get("model_path")
             chat_format = format_for(str(model or ""))
         pieces = info.get("incremental_streaming_output") or info.get("stream_output")
         return SglangApi(self._calls, chat_format, in_pieces=bool(pieces))
 
     async def _server_info(self) -> Mapping[str, object]:
         try:
-            info = await self._calls.get("/get_server_info")
+            info = await self._by_either_name("server_info")
         except Unsupported as error:
-            raise self._is_other(error) from error
+            raise self._is_other(error) from None
         except BackendError as error:
             if type(error) is BackendError:  # an answer, which makes no sense
-                raise self._is_other(error) from error
+                raise self._is_other(error) from None
             raise
         if not isinstance(info, Mapping) or not any(key in info for key in ("runtime", *_SGLANG_KEYS)):
             raise self._is_other(f"GET /get_server_info answers {info!r:.200}")
         return info
+
+    async def _model_info(self) -> Mapping[str, object]:
+        return as_mapping(await self._by_either_name("model_info"), "model info")
+
+    async def _by_either_name(self, name: str) -> object:
+        """SGLang has renamed /get_server_info and /get_model_info, and is to drop these names."""
+        try:
+            return await self._calls.get(f"/get_{name}")
+        except Unsupported as error:
+            try:
+                return await self._calls.get(f"/{name}")
+            except Unsupported:
+                raise error from None
 
     def _is_other(self, reason: object) -> InvalidCall:
         return InvalidCall(

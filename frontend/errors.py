@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class ProgramError(Exception):
-    """Base of all errors of this package's frontend. `program_id` is the branch it happened in, if any."""
+    """Base of all errors of this package's frontend."""
 
 
 class BackendError(ProgramError):
@@ -24,7 +24,7 @@ class Unreachable(BackendError):
 
 
 class BranchFailed(ProgramError):
-    """A value is not there, because its branch failed before; the cause is chained."""
+    """A value is not there, because its call failed, or one before it; the cause is chained."""
 
 
 class Cancelled(ProgramError):

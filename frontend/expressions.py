@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import TypeAlias
 
 from .choices import ChoicesMethod, as_method
 from .errors import InvalidCall, Unsupported
+from .options import check_forms, check_names, read_choices, read_options
 from .types import Reader, check_regex, ends_of, pattern_of, schema_of
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -134,23 +136,29 @@ def gen(
     grammar: str | None = None,
     seed: int | None = None,
     repetition_penalty: float | None = None,
+    choice: Iterable[str] | None = None,
+    relaxed: bool | None = None,
+    compact: bool | None = None,
+    **unknown: object,
 ) -> Gen | Select:
     """Text that the model writes here, kept under `name`.
 
     Whatever is not given is the run's default. With `n` above 1 a list is kept, and its first text appended.
     `dtype` (int, float, str, bool), `regex`, `json_schema` (dict, JSON text, Pydantic model, dataclass or
-    typing expression) or `grammar` say what the text looks like; `choices` makes it a `select`. Raises
-    InvalidCall.
+    typing expression), `grammar` or `choice` (one of these texts, generated as any other) say what the text
+    looks like; `relaxed` and `compact` are those of docs/structured-output.md. `choices` makes it a `select`.
+    Raises InvalidCall.
     """
+    if unknown:
+        check_names("gen", unknown, GEN_OPTIONS)
     check_name(name)
     if choices is not None:
         return select(name, choices, 0.0 if temperature is None else temperature, choices_method)
     if choices_method is not None:
         raise InvalidCall("choices_method is of no use without choices")
-    ways = {"dtype": dtype, "regex": regex, "json_schema": json_schema, "grammar": grammar}
-    chosen = [name for name, value in ways.items() if value is not None]
-    if len(chosen) > 1:
-        raise InvalidCall(f"of {', '.join(ways)} one may be given, got {' and '.join(chosen)}")
+    check_forms(
+        {"dtype": dtype, "regex": regex, "json_schema": json_schema, "grammar": grammar, "choice": choice}
+    )
     reader: Reader | None = None
     if dtype is not None:
         regex, reader = pattern_of(dtype)
@@ -163,9 +171,9 @@ def gen(
         "max_new_tokens": max_tokens,
         "min_new_tokens": min_tokens,
         "n": n,
-        "stop": read_texts("stop", stop) or None,
-        "stop_token_ids": read_ids("stop_token_ids", stop_token_ids),
-        "stop_regex": read_texts("stop_regex", stop_regex),
+        "stop": stop,
+        "stop_token_ids": stop_token_ids,
+        "stop_regex": stop_regex,
         "temperature": temperature,
         "top_p": top_p,
         "top_k": top_k,
@@ -182,9 +190,18 @@ def gen(
         "regex": regex,
         "json_schema": schema,
         "grammar": grammar,
+        "choice": choice,
+        "relaxed": relaxed,
+        "compact": compact,
     }
-    given = {key: value for key, value in options.items() if value is not None}
+    given = read_options(options, _CALLED)
+    if not given.get("stop", True):
+        del given["stop"]  # nothing of its own
     return Gen(name, given, reader, () if dtype is None else ends_of(dtype))
+
+
+_CALLED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+GEN_OPTIONS = tuple(name for name in signature(gen).parameters if name not in ("name", "unknown"))
 
 
 def select(
@@ -196,11 +213,7 @@ def select(
     """The text among `choices` that the method finds best, by the model's log-probabilities. Raises
     InvalidCall."""
     check_name(name)
-    texts = tuple(choices) if isinstance(choices, Iterable) and not isinstance(choices, str) else ()
-    if not texts or not all(isinstance(each, str) and each for each in texts):
-        raise InvalidCall(f"choices must be a list of texts that are not empty, got {choices!r:.200}")
-    if len(set(texts)) < len(texts):
-        raise InvalidCall(f"choices must differ, got {texts!r:.200}")
+    texts = read_choices("choices", choices)
     if not isinstance(temperature, int | float) or not 0 <= temperature < float("inf"):
         raise InvalidCall(f"temperature must be a number of at least 0, got {temperature!r}")
     return Select(name, texts, as_method(choices_method), float(temperature))
@@ -258,25 +271,3 @@ def video(*_: object, **__: object) -> Expression:
 def check_name(name: object) -> None:
     if name is not None and (not isinstance(name, str) or not name):
         raise InvalidCall(f"a name must be text that is not empty, or None, got {name!r:.200}")
-
-
-def read_texts(name: str, value: object) -> tuple[str, ...] | None:
-    """A new tuple each time: what the caller passed is never changed, and no fork sees another's."""
-    if value is None:
-        return None
-    if isinstance(value, str):
-        return (value,)
-    if isinstance(value, Iterable):
-        found = tuple(value)
-        if all(isinstance(text, str) for text in found):
-            return found
-    raise InvalidCall(f"{name} must be a text or a list of texts, got {value!r:.200}")
-
-
-def read_ids(name: str, value: object) -> tuple[int, ...] | None:
-    if value is None:
-        return None
-    found = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str | bytes) else (value,)
-    if all(isinstance(each, int) and not isinstance(each, bool) for each in found):
-        return found
-    raise InvalidCall(f"{name} must be a list of token ids, got {value!r:.200}")

@@ -193,6 +193,10 @@ class Join:
         names = dict.fromkeys(name for each in self.owned for name in each)
         self.announced = {name: parent.declare(name) for name in names}
 
+    @property
+    def what(self) -> str:
+        return "the join"
+
     async def run(self, branch: Branch) -> None:
         children = self.children
         winners = await self._winners()
@@ -205,7 +209,8 @@ class Join:
                 _append(branch, children[place])
         else:
             self._bring(winners)
-            branch.session.end([children[place] for place in winners], "done")
+            branch.session.end([children[place].ledger for place in winners], "done")
+        self._forget()
         self.done.set_result(winners)
 
     def fail(self, error: BaseException) -> None:
@@ -214,6 +219,11 @@ class Join:
         self.done.set_exception(error)
         if self.children:
             self.children[0].session.cancel(error, self.children)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Whoever has a join that is over does not keep the branches."""
+        self.children, self.barriers, self.owned = [], [], []
 
     async def _winners(self) -> list[int]:
         """Those that the join is made of, as soon as that is certain."""

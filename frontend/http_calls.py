@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from os import PathLike, getpid
 from time import time
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from .errors import BackendError, InvalidCall, Unreachable
+from .errors import BackendError, InvalidCall, Unreachable, Unsupported
 from .event_stream import read_events
 from .http_failures import error_of, message_of
-from .http_options import Retries, certificates, checked_url, retry_after_s
+from .http_options import Retries, certificates, check_verify, checked_url, is_seconds, retry_after_s
 
 if TYPE_CHECKING:
     import httpx
@@ -51,12 +51,20 @@ class _Session:
     loop: asyncio.AbstractEventLoop
     client: httpx.AsyncClient
     room: asyncio.Semaphore
+    process: int
+
+
+_left_behind: list[_Session] = []
+"""Those of the process before a fork. Kept, since their sockets are in use there: closing them here, or
+letting Python collect them, would touch what the other process reads and writes."""
 
 
 class HttpCalls:
     """`timeout` is how many seconds the server may be silent, in an answer that streams between two pieces of
     it; None is no limit. At most `max_connections` calls are under way, others wait. `verify` is a file with
     certificates, or False for none; `transport` an httpx transport, for other sockets than TCP and for tests.
+    `hint` is what to add where a route does not exist. A process that was forked off opens connections of its
+    own. Raises InvalidCall for what none of this can be.
     """
 
     def __init__(
@@ -67,20 +75,25 @@ class HttpCalls:
         timeout: float | None = 600.0,
         max_connections: int = 128,
         retries: int | Retries = 3,
-        verify: bool | str | None = None,
+        verify: bool | str | PathLike[str] | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
+        hint: str = "",
     ) -> None:
         self.base_url = checked_url(base_url)
-        if timeout is not None and not 0 < timeout < math.inf:
-            raise InvalidCall(f"timeout must be seconds above 0, or None for no limit, got {timeout!r}")
+        if timeout is not None and not is_seconds(timeout):
+            raise InvalidCall(f"timeout must be seconds above 0, or None for no limit, got {timeout!r:.200}")
         if isinstance(max_connections, bool) or not isinstance(max_connections, int) or max_connections < 1:
-            raise InvalidCall(f"max_connections must be a count of at least 1, got {max_connections!r}")
+            raise InvalidCall(f"max_connections must be a count of at least 1, got {max_connections!r:.200}")
+        check_verify(verify)
+        if transport is not None and not callable(getattr(transport, "handle_async_request", None)):
+            raise InvalidCall(f"transport must be an async transport of httpx, got {transport!r:.200}")
         self._headers = {**(headers or {}), "Accept-Encoding": "identity"}
         self._timeout = timeout
         self._max_connections = max_connections
         self._retries = retries if isinstance(retries, Retries) else Retries(retries)
         self._verify = verify
         self._transport = transport
+        self._hint = hint
         self._session: _Session | None = None
 
     async def get(self, path: str) -> object:
@@ -119,7 +132,7 @@ class HttpCalls:
                             return
                         yield self._parsed(event, path)
             except _transport_errors() as error:
-                raise self._lost(error, str(response.url), began=True) from error
+                raise self._lost(error, str(response.url), began=True) from None
             finally:
                 await response.aclose()
         raise Unreachable(f"{self.base_url}{path}: the answer ended before its end was told")
@@ -127,6 +140,9 @@ class HttpCalls:
     async def close(self) -> None:
         """Close all connections, from whichever loop. What is under way fails."""
         session, self._session = self._session, None
+        if session is not None and session.process != getpid():
+            _left_behind.append(session)
+            return
         if session is None or session.loop.is_closed():
             return
         if session.loop is asyncio.get_running_loop():
@@ -148,7 +164,7 @@ class HttpCalls:
         try:
             return await response.aread()
         except _transport_errors() as error:
-            raise self._lost(error, str(response.url), began=True) from error
+            raise self._lost(error, str(response.url), began=True) from None
         finally:
             await response.aclose()
 
@@ -177,14 +193,11 @@ class HttpCalls:
         try:
             response = await session.client.send(request, stream=True)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            reason = str(error) or f"no connection within {_CONNECT_SECONDS:g} s"
-            failure = Unreachable(f"{self.base_url} is not reached: {reason}")
-            failure.__cause__ = error
-            return _Failure(failure, ran=False)
+            reason = str(error) or f"no connection within {_least(self._timeout):g} s"
+            advice = "is the server running, and are host and port the right ones?"
+            return _Failure(Unreachable(f"{self.base_url} is not reached ({reason}): {advice}"), ran=False)
         except httpx.TransportError as error:
-            failure = self._lost(error, str(request.url), began=False)
-            failure.__cause__ = error
-            return _Failure(failure)
+            return _Failure(self._lost(error, str(request.url), began=False))
         if response.is_success:
             return response
         try:
@@ -198,8 +211,10 @@ class HttpCalls:
     def _refused(self, response: httpx.Response, content: bytes) -> _Failure:
         message, code = message_of(content)
         where = f"{response.request.method} {response.request.url}"
-        error = error_of(response.status_code, message, code, where, response.headers.get("location"))
         status = response.status_code
+        error = error_of(status, message, code, where, response.headers.get("location"))
+        if self._hint and status == 404 and isinstance(error, Unsupported):
+            error = Unsupported(f"{error} ({self._hint})")
         if status in (429, 503):
             after_s = retry_after_s(response.headers.get("retry-after"), time())
             return _Failure(error, ran=False, is_final=code in _SPENT, after_s=after_s)
@@ -227,23 +242,36 @@ class HttpCalls:
         import httpx
 
         url, timeout = self.base_url + path, httpx.Timeout(seconds, connect=_least(seconds), pool=None)
-        if body is None:
-            return session.client.build_request(method, url, timeout=timeout)
+        content, headers = None, {}
+        if body is not None:
+            try:
+                content = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
+            except (TypeError, ValueError) as error:
+                raise InvalidCall(f"the call cannot be written as JSON: {error}") from None
+            headers = {"Content-Type": "application/json"}
         try:
-            content = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
-        except (TypeError, ValueError) as error:
-            raise InvalidCall(f"the call cannot be written as JSON: {error}") from None
-        headers = {"Content-Type": "application/json"}
-        return session.client.build_request(method, url, content=content, headers=headers, timeout=timeout)
+            return session.client.build_request(
+                method, url, content=content, headers=headers, timeout=timeout
+            )
+        except httpx.InvalidURL as error:
+            raise InvalidCall(f"base_url cannot be used: {error}, got {self.base_url!r:.200}") from None
 
     # -- connections -----------------------------------------------------------------------------------
 
     def _current(self) -> _Session:
         loop = asyncio.get_running_loop()
         session = self._session
+        if session is not None and session.process != getpid():
+            if self._transport is not None:
+                raise InvalidCall(
+                    f"{self.base_url}: the transport that this backend was given belongs to the process "
+                    "before the fork: make a backend with another one in this process"
+                )
+            _left_behind.append(session)
+            session = None
         if session is None or session.loop.is_closed():
             session = self._session = _Session(
-                loop, self._new_client(), asyncio.Semaphore(self._max_connections)
+                loop, self._new_client(), asyncio.Semaphore(self._max_connections), getpid()
             )
         if session.loop is not loop:
             raise InvalidCall(f"{self.base_url}: one backend cannot be used on two event loops at a time")

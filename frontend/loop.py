@@ -1,7 +1,7 @@
 """The one event loop that runs every call of every program, on a thread of its own.
 
 Started when it is first needed; a process that was forked off starts its own. What runs on it never blocks:
-whoever wants to wait does so on another thread, and is told so if he tries it here.
+whoever wants to wait does so on another thread, and is told so if he tries it here, or in an async body.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -18,6 +20,7 @@ T = TypeVar("T")
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
 _thread: threading.Thread | None = None
+_body_is_async: ContextVar[bool] = ContextVar("radixlm_body_is_async", default=False)
 
 
 def the_loop() -> asyncio.AbstractEventLoop:
@@ -37,14 +40,32 @@ def is_here() -> bool:
     return _thread is not None and threading.get_ident() == _thread.ident
 
 
+@contextmanager
+def body_here(is_async: bool) -> Iterator[None]:
+    """While a body of that kind runs here."""
+    token = _body_is_async.set(is_async)
+    try:
+        yield
+    finally:
+        _body_is_async.reset(token)
+
+
+def may_block() -> bool:
+    """Whether the caller may wait for what the programs' loop does: not on that loop, and not in an async
+    body on any other, which would stand still."""
+    if is_here():
+        return False
+    return not _body_is_async.get() or asyncio._get_running_loop() is None
+
+
 def run_on_loop(coroutine: Coroutine[Any, Any, T]) -> Future[T]:  # Any: as asyncio's own signature has it
     """Run it there; the future may be waited for on any other thread."""
     return asyncio.run_coroutine_threadsafe(coroutine, the_loop())
 
 
 def wait_for(future: Future[T], what: str) -> T:
-    """The result, as soon as it is there. On the loop's own thread it is there, or raises RuntimeError."""
-    if is_here() and not future.done():
+    """The result, as soon as it is there. Where nothing may block it is there, or raises RuntimeError."""
+    if not future.done() and not may_block():
         raise RuntimeError(f"{what} is not there yet, and an async program cannot block: await it instead")
     return future.result()
 

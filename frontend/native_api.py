@@ -5,7 +5,8 @@ Only what is set is written: servers have different defaults, and older ones ref
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+import re
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import TypeAlias
 
@@ -33,6 +34,7 @@ _OPTIONS = (
     "grammar",
 )
 _LISTS = ("stop", "stop_token_ids", "stop_regex")
+_TOKEN_LISTS = ("output_token_logprobs", "output_top_logprobs")
 _REPORTS = ("logprob_start_len", "top_logprobs_num")
 
 
@@ -47,11 +49,16 @@ def call_fields(sampling: Sampling, *, stream: bool = False) -> dict[str, object
     for name in _OPTIONS:
         if getattr(sampling, name) is not None:
             options[_NAMES.get(name, name)] = getattr(sampling, name)
+    if sampling.top_k == 0:  # off, which SGLang knows as -1 only
+        options["top_k"] = -1
     for name in _LISTS:
         if getattr(sampling, name):
             options[name] = list(getattr(sampling, name))
-    if sampling.ignore_eos:
-        options["ignore_eos"] = True
+    if sampling.choice is not None:
+        options["choice"] = list(sampling.choice)
+    for name in ("ignore_eos", "relaxed", "compact"):
+        if getattr(sampling, name):
+            options[name] = True
     fields: dict[str, object] = {"sampling_params": options}
     if sampling.return_logprob:
         fields["return_logprob"] = True
@@ -89,15 +96,18 @@ def read_text(reply: Reply, parts_of: PartsOf, where: str, *, is_first: bool = T
         forced_tokens=as_count(meta.get("forced_tokens"), "forced_tokens"),
         held_tokens=None if held is None else as_count(held, "held_tokens"),
         meta=meta,
+        tells_cached=not is_first or meta.get("cached_tokens") is not None,
     )
 
 
 class GrowingText:
-    """One text of a stream. Its chunks are cumulative; with `in_pieces` each holds what is new."""
+    """One text of a stream. Its chunks are cumulative; with `in_pieces` each holds what is new, also of the
+    lists that have an entry for each generated token."""
 
     def __init__(self, parts_of: PartsOf, where: str, *, in_pieces: bool = False) -> None:
         self._parts_of, self._where, self._in_pieces = parts_of, where, in_pieces
         self._text = ""
+        self._lists: dict[str, list[object]] = {}
 
     def take(self, chunk: object) -> Delta:
         reply = as_mapping(chunk, "chunk")
@@ -108,9 +118,23 @@ class GrowingText:
             raise BackendError(f"{self._where} took back text that it had streamed: {self._text[-80:]!r}")
         new, self._text = text[len(self._text) :], text
         meta = as_mapping(reply.get("meta_info"), "meta_info")
+        if self._in_pieces:
+            meta = {**meta, **self._joined(meta)}
         if meta.get("finish_reason") is None:
             return Delta(new, meta)
-        return Delta(new, meta, read_text({**reply, "text": text}, self._parts_of, self._where))
+        whole = {**reply, "text": text, "meta_info": meta}
+        return Delta(new, meta, read_text(whole, self._parts_of, self._where))
+
+    def _joined(self, meta: Reply) -> dict[str, object]:
+        """Servers of some versions give these lists whole beside a text in pieces."""
+        count = as_count(meta.get("completion_tokens"), "completion_tokens")
+        for name in _TOKEN_LISTS:
+            new = meta.get(name)
+            if isinstance(new, list):
+                before = self._lists.get(name, [])
+                is_piece = len(before) + len(new) <= count
+                self._lists[name] = [*before, *new] if is_piece else list(new)
+        return dict(self._lists)
 
 
 async def deltas(
@@ -147,6 +171,11 @@ def _finish(value: object, where: str) -> FinishReason:
     if kind == "length":
         return "length"
     raise BackendError(f"{where} ended a text for a reason that is not known: {value!r:.200}")
+
+
+def either(texts: Sequence[str]) -> str:
+    """A regex of one of these texts, for servers that take no list of them."""
+    return "|".join(f"({re.escape(each)})" for each in texts)
 
 
 def check_text_only(parts: tuple[Part, ...]) -> None:

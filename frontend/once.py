@@ -35,9 +35,10 @@ class Once(Generic[T]):
 
 
 def _is_lost(task: asyncio.Task[T]) -> bool:
-    """Whether nothing will ever come of it."""
+    """Whether nothing will ever come of it here: its loop has gone, or is that of the process before a
+    fork."""
     if not task.done():
-        return task.get_loop().is_closed()
+        return task.get_loop() is not asyncio.get_running_loop()
     return task.cancelled() or task.exception() is not None
 
 

@@ -1,16 +1,18 @@
 """OpenAI: programs on any server of OpenAI's API, chat and completions. Needs no package of OpenAI's.
 
 That API knows texts and messages only: no token ids, no holds, and no scores of a text but by echo. What a
-server cannot do raises Unsupported and says what to do instead; nothing is left out in silence. What it is
-known to take beyond the API (openai_servers.py) is used.
+server cannot do raises Unsupported and says what to do instead; nothing is left out in silence. A hold only
+makes things faster: it holds 0 tokens, and the report of its call says so. What a server is known to take
+beyond the API (openai_servers.py) is used.
 """
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
+from os import PathLike
 from typing import TYPE_CHECKING
 
 from .chat_formats import named_format
@@ -22,14 +24,15 @@ from .json_values import as_list, as_mapping
 from .native_api import check_text_only
 from .once import Once
 from .openai_bodies import chat_body, choice_body, completion_body, echo_body
-from .openai_replies import read_choices, read_chunks, read_echo, usage_of
+from .openai_replies import read_choices, read_chunks, read_echo
 from .openai_servers import SERVERS, Server, ServerName, check_server, server_from_models
-from .protocol import ChoiceScore, Delta, Ending, Frame, GenerateCall, Generated, ScoreCall, Scored, text_of
+from .protocol import Delta, Ending, Frame, GenerateCall, Generated, ScoreCall, Scored, text_of
 
 if TYPE_CHECKING:
     import httpx
 
 _OPENAI_URL = "https://api.openai.com/v1"
+_NOT_HELD = "OpenAI's API cannot hold a prefix: 0 tokens are held; RuntimeEndpoint(url) can on RadixLM"
 _COMPLETION_MODELS = ("instruct", "davinci", "babbage", "curie", "ada")
 
 
@@ -55,14 +58,18 @@ class OpenAI:
         timeout: float | None = 600.0,
         max_connections: int = 64,
         retries: int | Retries = 3,
-        verify: bool | str | None = None,
+        verify: bool | str | PathLike[str] | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         if not isinstance(model, str) or not model:
             raise InvalidCall(f"model must be a name, got {model!r}")
+        if is_chat_model is not None and not isinstance(is_chat_model, bool):
+            raise InvalidCall(f"is_chat_model must be True, False or None, got {is_chat_model!r:.200}")
         check_server(server)
-        base_url = base_url or os.environ.get("OPENAI_BASE_URL") or _OPENAI_URL
-        api_key = api_key or os.environ.get("OPENAI_API_KEY") or None
+        if base_url is None:
+            base_url = os.environ.get("OPENAI_BASE_URL") or _OPENAI_URL
+        if api_key is None:
+            api_key = os.environ.get("OPENAI_API_KEY") or None
         self._calls = HttpCalls(
             base_url,
             headers=key_header(api_key),
@@ -71,6 +78,7 @@ class OpenAI:
             retries=retries,
             verify=verify,
             transport=transport,
+            hint=_path_hint(base_url),
         )
         self.model, self.base_url = model, self._calls.base_url
         is_openai = self.base_url.startswith("https://api.openai.com")
@@ -90,18 +98,22 @@ class OpenAI:
         return f"OpenAI({self.model!r}, base_url={self.base_url!r})"
 
     async def generate(self, call: GenerateCall) -> list[Generated]:
+        if call.hint.hold_s is not None and call.sampling.max_new_tokens == 0:
+            return [Generated("", (), "length", held_tokens=0, meta={"not_done": _NOT_HELD})]
         path, body = await self._asked(call, stream=False)
-        return read_choices(await self._calls.post(path, body), call.sampling.n, self.base_url + path)
+        found = read_choices(await self._calls.post(path, body), call.sampling.n, self.base_url + path)
+        return [_without_hold(each, call) for each in found]
 
     async def stream(self, call: GenerateCall) -> AsyncGenerator[Delta, None]:
         path, body = await self._asked(call, stream=True)
         async with aclosing(read_chunks(self._calls.stream(path, body), self.base_url + path)) as deltas:
             async for delta in deltas:
-                yield delta
+                done = delta.done
+                yield delta if done is None else replace(delta, done=_without_hold(done, call))
 
     async def score(self, call: ScoreCall) -> Scored:
         """By echo of the whole texts. On chat models no text is echoed: there the server chooses, if it can
-        be held to the choices, and its choice has log-probability 0, the others minus infinity."""
+        be held to the choices, and nobody knows scores."""
         if not call.choices:
             raise InvalidCall("choices must not be empty")
         if call.unconditional:
@@ -158,8 +170,23 @@ class OpenAI:
             return server_from_models(await self._calls.get("/models"))
         except Unreachable:
             raise
+        except Unsupported:
+            await self._check_path()
+            return SERVERS["other"]  # many have no such route
         except BackendError:
             return SERVERS["other"]  # a key that is wrong is told by the call itself
+
+    async def _check_path(self) -> None:
+        """Raises InvalidCall if the routes are below /v1, and base_url is not."""
+        if not _path_hint(self.base_url):
+            return
+        try:
+            models = await self._calls.get("/v1/models")
+        except BackendError:
+            return
+        if isinstance(models, Mapping) and "data" in models:
+            right = f"{self.base_url}/v1"
+            raise InvalidCall(f"base_url must end with /v1: use {right!r}, got {self.base_url!r}")
 
     # -- scores ----------------------------------------------------------------------------------------
 
@@ -178,13 +205,14 @@ class OpenAI:
                 f"{self.base_url} was to answer with one of {list(call.choices)!r:.200}, and wrote "
                 f"{answer.text!r:.200}"
             )
-        best = call.choices.index(answer.text)
-        scores = [
-            ChoiceScore((index,), (0.0 if index == best else -math.inf,))
-            for index in range(len(call.choices))
-        ]
-        new = answer.prompt_tokens - answer.cached_tokens + answer.completion_tokens
-        return Scored(tuple(scores), answer.prompt_tokens, answer.cached_tokens, new)
+        return Scored(
+            (),
+            prompt_tokens=answer.prompt_tokens,
+            cached_tokens=answer.cached_tokens,
+            computed_tokens=answer.prompt_tokens - answer.cached_tokens + answer.completion_tokens,
+            tells_cached=answer.tells_cached,
+            chosen=call.choices.index(answer.text),
+        )
 
     async def _echoed(self, call: ScoreCall, server: Server) -> Scored:
         check_text_only(call.parts)
@@ -210,7 +238,19 @@ class OpenAI:
                 f"the choices change the first token of the text {prompt!r:.80}, of which this API gives no "
                 "log-probability: begin with a longer text, or use RuntimeEndpoint(url)"
             )
-        usage = usage_of(reply.get("usage"))
         scores = tuple(choice_score(text, start) for text in texts)
-        computed = usage["prompt_tokens"] - usage["cached_tokens"]
-        return Scored(scores, len(before.ids), 0, computed)
+        # What was found in a cache is told of all texts together, if at all.
+        return Scored(scores, prompt_tokens=len(before.ids), tells_cached=False)
+
+
+def _without_hold(generated: Generated, call: GenerateCall) -> Generated:
+    if call.hint.hold_s is None:
+        return generated
+    return replace(generated, held_tokens=0, meta={**generated.meta, "not_done": _NOT_HELD})
+
+
+def _path_hint(base_url: object) -> str:
+    """Where a route is not there: what is forgotten most often."""
+    if not isinstance(base_url, str) or base_url.rstrip("/ ").endswith("/v1"):
+        return ""
+    return f"base_url usually ends with /v1, got {base_url!r:.200}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .errors import InvalidCall, Unsupported
 from .native_api import check_text_only
 from .openai_servers import Server, schema_of
@@ -51,13 +53,9 @@ def echo_body(model: str, prompts: list[str], server: Server) -> Body:
 
 def choice_body(model: str, call: ScoreCall, server: Server) -> Body:
     """A chat answer that is one of the choices."""
-    asked = GenerateCall(
-        call.parts,
-        Sampling(max_new_tokens=4 * max(map(len, call.choices)) + 8, temperature=0.0),
-        call.hint,
-        call.messages,
-    )
-    return chat_body(model, asked, server) | server.structure_fields("choice", list(call.choices))
+    tokens = 4 * max(map(len, call.choices)) + 8
+    sampling = Sampling(max_new_tokens=tokens, temperature=0.0, choice=call.choices)
+    return chat_body(model, GenerateCall(call.parts, sampling, call.hint, call.messages), server)
 
 
 def _messages(call: GenerateCall, server: Server) -> Body:
@@ -93,11 +91,13 @@ def _sampling(call: GenerateCall, server: Server, *, stream: bool) -> Body:
     if sampling.stop:
         body["stop"] = list(sampling.stop)
     body |= _options(sampling, server)
-    for way in ("regex", "grammar"):
-        if getattr(sampling, way) is not None:
-            body |= server.structure_fields(way, getattr(sampling, way))
-    if server.takes_hints and hint_on_wire(call.hint):
-        body["hint"] = hint_on_wire(call.hint)
+    for way in ("regex", "grammar", "choice"):
+        value = getattr(sampling, way)
+        if value is not None:
+            body |= server.structure_fields(way, list(value) if way == "choice" else value)
+    hint = hint_on_wire(replace(call.hint, hold_s=None))  # no answer would say what is held
+    if server.takes_hints and hint:
+        body["hint"] = hint
     if stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     return body
@@ -113,6 +113,8 @@ def _options(sampling: Sampling, server: Server) -> Body:
         "stop_token_ids": list(sampling.stop_token_ids) or None,
         "ignore_eos": sampling.ignore_eos or None,
         "stop_regex": list(sampling.stop_regex) or None,
+        "relaxed": sampling.relaxed or None,
+        "compact": sampling.compact or None,
     }
     found: Body = {}
     for name, value in given.items():
@@ -129,10 +131,6 @@ def _options(sampling: Sampling, server: Server) -> Body:
 
 def _refuse(call: GenerateCall) -> None:
     sampling = call.sampling
-    if call.hint.hold_s is not None:
-        raise Unsupported(
-            "OpenAI's API cannot hold a prefix: leave out s.pin and s.hold, or use RuntimeEndpoint(url)"
-        )
     if sampling.max_new_tokens == 0:
         raise Unsupported(
             "OpenAI's API cannot only read a prompt: leave out .cache(), or use RuntimeEndpoint(url)"

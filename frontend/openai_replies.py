@@ -76,6 +76,7 @@ class GrowingChoice:
             cached_tokens=usage.get("cached_tokens", 0),
             completion_tokens=len(self._entries) or usage.get("completion_tokens", 0),
             meta={**self.meta(), **usage},
+            tells_cached="cached_tokens" in usage,
         )
 
     def meta(self) -> dict[str, object]:
@@ -149,14 +150,15 @@ def read_echo(choice: Reply, text: str, numbers: dict[Hashable, int]) -> ScoredT
 
 
 def usage_of(value: object) -> dict[str, int]:
-    """Counts of tokens, 0 where they are not told."""
+    """Counts of tokens. Those of the prompt and of the answer are 0 where they are not told; what was cached
+    is left out then, since 0 would say that nothing was."""
     usage = value if isinstance(value, Mapping) else {}
     details = usage.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, Mapping) else 0
+    cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
     return {
         "prompt_tokens": as_count(usage.get("prompt_tokens"), "prompt_tokens"),
         "completion_tokens": as_count(usage.get("completion_tokens"), "completion_tokens"),
-        "cached_tokens": as_count(cached, "cached_tokens"),
+        **({} if cached is None else {"cached_tokens": as_count(cached, "cached_tokens")}),
     }
 
 

@@ -7,12 +7,12 @@ that a server is not known to take.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from .errors import InvalidCall, Unsupported
+from .native_api import either
 
 ServerName = Literal["auto", "openai", "radixlm", "sglang", "vllm", "other"]
 
@@ -49,7 +49,7 @@ class Server:
         """`way` is regex, grammar, json_schema or choice. Raises Unsupported."""
         if way == "choice" and "choice" not in self.structure and "regex" in self.structure:
             assert isinstance(value, list), "choices are a list"
-            way, value = "regex", "|".join(f"({re.escape(each)})" for each in value)
+            way, value = "regex", either(value)
         name = self.structure.get(way)
         if name is None:
             raise Unsupported(
@@ -69,7 +69,7 @@ _SERVERS = (
     Server("other"),
     Server(
         "radixlm",
-        options={**_OPTIONS, "stop_regex": "stop_regex"},
+        options={**_OPTIONS, **{name: name for name in ("stop_regex", "relaxed", "compact")}},
         structure={
             "regex": "regex",
             "grammar": "ebnf",
@@ -98,9 +98,9 @@ SERVERS: Mapping[str, Server] = {each.name: each for each in _SERVERS}
 """vLLM takes structured_outputs from 0.11 on."""
 
 
-def check_server(name: str) -> None:
+def check_server(name: object) -> None:
     if name not in get_args(ServerName):
-        raise InvalidCall(f"server must be one of {', '.join(get_args(ServerName))}, got {name!r}")
+        raise InvalidCall(f"server must be one of {', '.join(get_args(ServerName))}, got {name!r:.200}")
 
 
 def server_from_models(models: object) -> Server:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -69,7 +69,8 @@ class Place:
     steps: tuple[Step, ...] = ()
 
     def fill(self, arguments: Mapping[str, object]) -> str:
-        """The text that stands there for these arguments. Raises Unfilled."""
+        """The text that stands there for these arguments; an argument that is a text is that text itself, and
+        no copy. Raises Unfilled."""
         if self.name not in arguments:
             raise Unfilled(self.name)
         value = arguments[self.name]
@@ -197,15 +198,20 @@ class Places:
         return damaged is None
 
 
-def text_of_value(value: object) -> str:
-    """A text for plain data, equal for equal values; nothing for whatever else there is."""
+def texts_of_value(value: object) -> Iterator[str]:
+    """Texts for plain data, equal for equal values; nothing for whatever else there is. No text is copied."""
     if isinstance(value, Mapping):
-        return "".join(
-            text_of_value(key) + "\x00" + text_of_value(each) + "\x00" for key, each in value.items()
-        )
-    if isinstance(value, list | tuple):
-        return "\x00".join(map(text_of_value, value))
-    return str(value) if value is None or isinstance(value, str | int | float) else ""
+        for key, each in value.items():
+            yield from texts_of_value(key)
+            yield "\x00"
+            yield from texts_of_value(each)
+            yield "\x00"
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from texts_of_value(each)
+            yield "\x00"
+    elif value is None or isinstance(value, str | int | float):
+        yield str(value)
 
 
 def _looked_up(value: object, step: Step) -> object:

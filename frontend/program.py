@@ -10,10 +10,11 @@ from typing import Any, cast
 
 from .backends import as_backend
 from .errors import Cancelled, InvalidCall
-from .expressions import read_ids, read_texts
-from .loop import is_here, run_on_loop
+from .loop import may_block, run_on_loop
+from .options import FORMS, check_forms, read_options, suggestion
 from .protocol import Backend
 from .run import Run
+from .session import Defaults
 from .state import ProgramState
 from .tracing import Trace, ensure_not_tracing, trace, warm
 from .types import check_regex, schema_of
@@ -37,6 +38,9 @@ DEFAULTS: Mapping[str, object] = {
     "regex": None,
     "json_schema": None,
     "grammar": None,
+    "choice": None,
+    "relaxed": None,
+    "compact": None,
     "return_logprob": None,
     "logprob_start_len": None,
     "top_logprobs_num": None,
@@ -97,7 +101,7 @@ class Program:
         `backend` and `timeout` in seconds, after which what is under way is cancelled (a plain body learns of
         it when it next reads). Raises what the body raises.
         """
-        if self.is_async and is_here():
+        if self.is_async and not may_block():
             raise RuntimeError("an async program cannot wait for another one: await run_async(...) instead")
         run, streams = self._prepared(args, kwargs)
         if streams:
@@ -141,7 +145,7 @@ class Program:
     def launch(
         self,
         arguments: Mapping[str, object] | Sequence[object],
-        defaults: Mapping[str, object],
+        defaults: Defaults,
         backend: Backend,
         *,
         timeout: float | None = None,
@@ -176,13 +180,15 @@ class Program:
         ensure_not_tracing()
         own = set(self.arg_names)
         options = {name: kwargs.pop(name) for name in list(kwargs) if name in _OPTIONS and name not in own}
-        stream, timeout = bool(options.pop("stream", False)), options.pop("timeout", None)
+        stream, timeout = options.pop("stream", None), options.pop("timeout", None)
+        if stream not in (None, True, False):
+            raise InvalidCall(f"stream must be True or False, got {stream!r:.200}")
         backend = as_backend(options.pop("backend", None))
         options.pop("use_thread", None)
         defaults = check_defaults(options)
         check_timeout(timeout)
         bound = self._bound_to(args, kwargs)
-        return Run(self, *bound, defaults, backend, stream=stream, timeout=timeout), stream
+        return Run(self, *bound, defaults, backend, stream=bool(stream), timeout=timeout), bool(stream)
 
     def _bound_to(
         self, args: Sequence[object], kwargs: Mapping[str, object]
@@ -192,9 +198,11 @@ class Program:
         try:
             inspect.signature(self.func).bind(None, *args, **merged)
         except TypeError as error:
+            unknown = [name for name in merged if name not in self.arg_names]
+            meant = suggestion(unknown[0], [*self.arg_names, *_OPTIONS]) if unknown else ""
             raise InvalidCall(
-                f"{_name(self.func)}: {error}; its parameters are {', '.join(self.arg_names) or 'none'}, "
-                f"and those of a run {', '.join(sorted(_OPTIONS))}"
+                f"{_name(self.func)}: {error}{meant or ';'} its parameters are "
+                f"{', '.join(self.arg_names) or 'none'}, and those of a run {', '.join(sorted(_OPTIONS))}"
             ) from None
         return args, merged
 
@@ -203,7 +211,7 @@ class Program:
             if name not in self.arg_names:
                 raise InvalidCall(
                     f"{_name(self.func)} has no parameter {name!r}, only "
-                    f"{', '.join(self.arg_names) or 'none'}"
+                    f"{', '.join(self.arg_names) or 'none'}{suggestion(name, self.arg_names)}"
                 )
 
 
@@ -223,19 +231,17 @@ def function(
 program = function
 
 
-def check_defaults(options: Mapping[str, object]) -> dict[str, object]:
-    """The fields of protocol.Sampling that a run sets for its calls. Raises InvalidCall."""
-    found = {name: value for name, value in {**DEFAULTS, **options}.items() if value is not None}
-    for name in ("stop", "stop_regex"):
-        if name in found:
-            found[name] = read_texts(name, found[name])
-    if "stop_token_ids" in found:
-        found["stop_token_ids"] = read_ids("stop_token_ids", found["stop_token_ids"])
+def check_defaults(options: Mapping[str, object]) -> Defaults:
+    """What a run sets for its calls; `options` are some of DEFAULTS. Raises InvalidCall."""
+    check_forms({name: options.get(name) for name in DEFAULTS if name in FORMS})
+    given = {**DEFAULTS, **options}
+    reader = None
+    if given["json_schema"] is not None:
+        given["json_schema"], reader = schema_of(given["json_schema"])
+    found = read_options(given)
     if "regex" in found:
         check_regex(found["regex"])
-    if "json_schema" in found:
-        found["json_schema"] = schema_of(found["json_schema"])[0]
-    return found
+    return Defaults(found, reader)
 
 
 def check_timeout(timeout: object) -> None:

@@ -59,7 +59,8 @@ class Hint:
 class Sampling:
     """How one call generates, in the names of SGLang's frontend. None: the backend's own default.
 
-    Of regex, json_schema (JSON text) and grammar at most one is set. `seed` is what the call draws with,
+    Of regex, json_schema (JSON text), grammar and choice at most one is set; relaxed and compact are those of
+    docs/structured-output.md. `seed` is what the call draws with,
     already told apart by branch. Values are the backend's to check.
     """
 
@@ -81,6 +82,9 @@ class Sampling:
     regex: str | None = None
     json_schema: str | None = None
     grammar: str | None = None
+    choice: tuple[str, ...] | None = None
+    relaxed: bool = False
+    compact: bool = False
     return_logprob: bool = False
     logprob_start_len: int | None = None
     top_logprobs_num: int | None = None
@@ -104,7 +108,8 @@ class Generated:
     """One of the n texts. `parts` are what continues the prompt with exactly `text`: ids as far as whole
     tokens go, and text where a stop cut one. Counts are tokens; `prompt_tokens` and `cached_tokens` are the
     prompt's, 0 in all but the first of n. `held_tokens`: how much a hold that was asked for keeps, 0 if it
-    was refused. `meta` is the rest of what the backend tells (SGLang's meta_info)."""
+    was refused. `meta` is the rest of what the backend tells (SGLang's meta_info). `tells_cached`: without it
+    `cached_tokens` is not a count but unknown."""
 
     text: str
     parts: tuple[Part, ...]
@@ -115,6 +120,7 @@ class Generated:
     forced_tokens: int = 0
     held_tokens: int | None = None
     meta: Mapping[str, object] = field(default_factory=dict)
+    tells_cached: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +159,16 @@ class ChoiceScore:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """In the order of the choices. `computed_tokens`: what was computed for prompt and choices together."""
+    """In the order of the choices. `computed_tokens`: what was computed for prompt and choices together.
+    `tells_cached` as in Generated. A backend that can have one chosen and knows no scores gives the place of
+    that one as `chosen`, and no choices."""
 
     choices: tuple[ChoiceScore, ...]
     prompt_tokens: int = 0
     cached_tokens: int = 0
     computed_tokens: int = 0
+    tells_cached: bool = True
+    chosen: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from .protocol import Generated, Scored
 @dataclass(frozen=True, slots=True)
 class CallReport:
     """One call, in tokens. `expected`: how many of the prompt this program had computed before, on this line,
-    so that a cache that forgets nothing has them. `generated` counts all n texts."""
+    so that a cache that forgets nothing has them. `generated` counts all n texts. `tells_reused`: the backend
+    says what it found in its cache. `note`: what it could not do."""
 
     name: str | None
     prompted: int
@@ -19,6 +20,8 @@ class CallReport:
     expected: int
     generated: int = 0
     forced: int = 0
+    tells_reused: bool = True
+    note: str = ""
 
     @classmethod
     def of(cls, name: str | None, first: Generated, found: Sequence[Generated], expected: int) -> CallReport:
@@ -29,22 +32,34 @@ class CallReport:
             min(expected, first.prompt_tokens),
             sum(each.completion_tokens for each in found),
             sum(each.forced_tokens for each in found),
+            first.tells_cached,
+            str(first.meta.get("not_done", "")),
         )
 
     @classmethod
     def of_scores(cls, name: str | None, scored: Scored, expected: int) -> CallReport:
-        return cls(name, scored.prompt_tokens, scored.cached_tokens, min(expected, scored.prompt_tokens))
+        return cls(
+            name,
+            scored.prompt_tokens,
+            scored.cached_tokens,
+            min(expected, scored.prompt_tokens),
+            tells_reused=scored.tells_cached,
+        )
 
     @property
     def recomputed(self) -> int:
-        """Tokens that had been computed before, and were again."""
-        return max(0, self.expected - self.reused)
+        """Tokens that had been computed before, and were again; 0 where nobody knows."""
+        return max(0, self.expected - self.reused) if self.tells_reused else 0
 
     @property
     def why(self) -> str:
-        """Why what was computed was, in words; empty if all was reused."""
+        """Why what was computed was, in words; empty if all was reused. What nobody knows is said as well."""
+        if self.note:
+            return self.note
         if self.prompted == 0:
             return "the backend counts no tokens"
+        if not self.tells_reused:
+            return "the backend does not say what it reused"
         reasons = []
         if self.recomputed:
             reasons.append(
@@ -89,5 +104,6 @@ class CacheReport:
         ]
         for call in self.calls:
             why = f" ({call.why})" if call.why else ""
-            lines.append(f"  {call.name or '-'}: {call.reused} of {call.prompted} reused{why}")
+            reused = call.reused if call.tells_reused else "?"
+            lines.append(f"  {call.name or '-'}: {reused} of {call.prompted} reused{why}")
         return "\n".join(lines)

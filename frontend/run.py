@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from .branch import Branch
 from .errors import Cancelled, InvalidCall, TimedOut
-from .loop import result_of, run_on_loop, the_loop
+from .loop import body_here, result_of, run_on_loop, the_loop
 from .protocol import Backend
-from .session import Session
+from .session import Defaults, Session
 from .state import ProgramState
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Run:
         program: Program,
         args: Sequence[object],
         kwargs: Mapping[str, object],
-        defaults: Mapping[str, object],
+        defaults: Defaults,
         backend: Backend,
         *,
         stream: bool,
@@ -59,7 +59,7 @@ class Run:
     def body(self) -> None:
         """Run a plain body here. Raises what it raises."""
         try:
-            with self._session.inside():
+            with self._session.inside(), body_here(is_async=False):
                 self.state.ret_value = self._program.func(self.state, *self._args, **self._kwargs)
                 if inspect.iscoroutine(self.state.ret_value):
                     self.state.ret_value.close()
@@ -74,7 +74,7 @@ class Run:
         limit = asyncio.timeout(self._timeout)
         self._task = asyncio.current_task()
         try:
-            with self._session.inside():
+            with self._session.inside(), body_here(is_async=True):
                 async with limit:
                     self.state.ret_value = await self._program.func(self.state, *self._args, **self._kwargs)
         except BaseException as error:

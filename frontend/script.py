@@ -27,6 +27,15 @@ class Script:
     """
 
     def __init__(self, replies: Replies) -> None:
+        """Raises InvalidCall."""
+        if not callable(replies) and not isinstance(replies, str | Exception | Mapping | Sequence):
+            raise InvalidCall(
+                "replies must be a text, a list of texts, a mapping from what stands last in a prompt, or a "
+                f"function of the prompt, got {replies!r:.200}"
+            )
+        for key in replies if isinstance(replies, Mapping) else ():
+            if not isinstance(key, str | re.Pattern):
+                raise InvalidCall(f"a key of replies must be a text or a compiled pattern, got {key!r:.200}")
         self._replies = replies
         self._given: dict[str | re.Pattern[str] | None, int] = {}
 
@@ -51,7 +60,10 @@ class Script:
                 f"ends in {prompt[-100:]!r}"
             )
         self._given[key] = count + 1
-        return answers[count]
+        answer = answers[count]
+        if not isinstance(answer, str | Exception):
+            raise InvalidCall(f"a scripted reply must be a text or an error, got {answer!r:.200}")
+        return answer
 
     def _key(self, replies: Mapping[str | re.Pattern[str], Answers], prompt: str) -> str | re.Pattern[str]:
         found = [(*place, key) for key in replies if (place := _place(key, prompt)) is not None]
@@ -86,11 +98,20 @@ class TextMemory:
 def cut_at_stop(text: str, stops: Sequence[str], patterns: Sequence[str]) -> tuple[str, str | None]:
     """The text before the first of them, and which it was."""
     found = [(text.find(stop), stop) for stop in stops if stop and stop in text]
-    found += [(match.start(), match.group()) for each in patterns if (match := re.search(each, text))]
+    found += [(match.start(), match.group()) for each in patterns if (match := _search(each, text))]
     if not found:
         return text, None
     place, stop = min(found, key=lambda each: (each[0], -len(each[1])))
     return text[:place], stop
+
+
+def _search(pattern: str, text: str) -> re.Match[str] | None:
+    try:
+        return re.search(pattern, text)
+    except re.error as error:
+        raise InvalidCall(
+            f"a script cannot look for stop_regex {pattern!r:.200}, which Python's re does not read: {error}"
+        ) from None
 
 
 def spread(choice: str, score: float | Sequence[float]) -> ChoiceScore:
@@ -109,6 +130,10 @@ def check_form(reply: str, sampling: Sampling) -> None:
             json.loads(reply)
         except ValueError as error:
             raise InvalidCall(f"the scripted reply {reply!r:.200} is no JSON: {error}") from None
+    if sampling.choice is not None and reply not in sampling.choice:
+        raise InvalidCall(
+            f"the scripted reply {reply!r:.200} is none of the choices {list(sampling.choice)!r:.200}"
+        )
     if sampling.regex is not None and not _may_match(sampling.regex, reply):
         raise InvalidCall(
             f"the scripted reply {reply!r:.200} does not match the regex {sampling.regex!r:.200}"

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from .call_checks import check_hint, check_sampling
 from .chat_formats import named_format
 from .errors import InvalidCall
 from .protocol import (
@@ -49,7 +50,7 @@ class Scripted:
     from what stands last in the prompt, a text or a compiled pattern, to any of these ("" is for the rest);
     or a function of the prompt. An exception in the place of a text is raised. A reply is cut where `stop`
     says, and with `limit` after max_new_tokens characters; one that does not match the regex or is no JSON
-    where a call asks for that is an error.
+    where a call asks for that is an error. Options that an engine refuses are refused here as well.
 
     `scores` are for select: for each choice the log-probability of every character of it, or a list with one
     for each, as a mapping or a function of prompt and choice. Without them the reply is the choice.
@@ -68,8 +69,15 @@ class Scripted:
         limit: bool = False,
         chat_template: str = "plain",
     ) -> None:
-        if piece < 1:
-            raise InvalidCall(f"piece must be at least 1, got {piece}")
+        if isinstance(piece, bool) or not isinstance(piece, int) or piece < 1:
+            raise InvalidCall(f"piece must be a count of at least 1, got {piece!r:.200}")
+        if not isinstance(limit, bool):
+            raise InvalidCall(f"limit must be True or False, got {limit!r:.200}")
+        if scores is not None and not callable(scores) and not isinstance(scores, Mapping):
+            raise InvalidCall(
+                "scores must map choices to log-probabilities, or be a function of prompt and choice, "
+                f"got {scores!r:.200}"
+            )
         self.calls: list[ScriptedCall] = []
         self.ended: list[tuple[tuple[str, ...], Ending]] = []
         self._script = Script(replies)
@@ -91,6 +99,8 @@ class Scripted:
 
     def fail_next(self, error: Exception, times: int = 1) -> None:
         """The next calls raise it, and take no reply."""
+        if not isinstance(error, Exception):
+            raise InvalidCall(f"fail_next takes an error to raise, got {error!r:.200}")
         self._failures += [error] * times
 
     def pause(self, after: int = 0) -> None:
@@ -114,11 +124,15 @@ class Scripted:
 
     async def generate(self, call: GenerateCall) -> list[Generated]:
         with self._recorded(call, call.parts) as prompt:
+            _check(call)
             await self._gate(0)
             return self._texts(prompt, call)
 
     async def stream(self, call: GenerateCall) -> AsyncGenerator[Delta, None]:
         with self._recorded(call, call.parts) as prompt:
+            _check(call)
+            if call.sampling.n != 1:
+                raise InvalidCall(f"a stream has one text, got n {call.sampling.n}")
             await self._gate(0)
             (done,) = self._texts(prompt, call)
             for count, start in enumerate(range(0, len(done.text), self._piece)):
@@ -132,6 +146,7 @@ class Scripted:
         if not call.choices:
             raise InvalidCall("choices must not be empty")
         with self._recorded(call, call.parts) as prompt:
+            check_hint(call.hint)
             await self._gate(0)
             self._fail()
             cached = self._cached(prompt)
@@ -239,6 +254,11 @@ class Scripted:
                 waiter = loop.create_future()
                 self._waiting.append((loop, waiter))
             await waiter
+
+
+def _check(call: GenerateCall) -> None:
+    check_sampling(call.sampling)
+    check_hint(call.hint)
 
 
 def _release(waiter: asyncio.Future[None]) -> None:

@@ -2,7 +2,7 @@
 
 The parts of what is generated are its text, since this server takes no ids among texts; what is reused is
 then what is tokenized alike again. In Plain parts the spelling of a control token is one, as everywhere in
-SGLang. Hints are not sent, and a hold is refused: nothing is held.
+SGLang. Hints are not sent, and a hold holds nothing, which is said in its report.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 from .chat_formats import ChatFormat
 from .choice_scores import ScoredText, choice_score, first_change
-from .errors import BackendError
+from .errors import BackendError, Unsupported
 from .http_calls import HttpCalls
 from .json_values import as_count, as_list, as_logprob, as_mapping
-from .native_api import GrowingText, Reply, call_fields, check_text_only, deltas, read_texts
+from .native_api import GrowingText, Reply, call_fields, check_text_only, deltas, either, read_texts
 from .once import Once
 from .protocol import (
     ChoiceScore,
@@ -27,6 +27,7 @@ from .protocol import (
     Generated,
     Part,
     Plain,
+    Sampling,
     ScoreCall,
     Scored,
     text_of,
@@ -169,7 +170,17 @@ def _scored_text(meta: Reply) -> ScoredText:
 
 
 def _body(call: GenerateCall, *, stream: bool = False) -> dict[str, object]:
-    return {**_prompt(call.parts), **call_fields(call.sampling, stream=stream)}
+    return {**_prompt(call.parts), **call_fields(_known(call.sampling), stream=stream)}
+
+
+def _known(sampling: Sampling) -> Sampling:
+    """In what such a server knows. Raises Unsupported."""
+    for name in ("relaxed", "compact"):
+        if getattr(sampling, name):
+            raise Unsupported(f"SGLang's servers know no {name}: leave it out, or use RadixLM's")
+    if sampling.choice is None:
+        return sampling
+    return replace(sampling, choice=None, regex=either(sampling.choice))
 
 
 def _prompt(parts: tuple[Part, ...]) -> dict[str, object]:
@@ -184,4 +195,7 @@ def _text_parts(reply: Reply, text: str) -> tuple[Part, ...]:
 
 
 def _without_hold(generated: Generated, call: GenerateCall) -> Generated:
-    return generated if call.hint.hold_s is None else replace(generated, held_tokens=0)
+    if call.hint.hold_s is None:
+        return generated
+    meta = {**generated.meta, "not_done": "SGLang's servers cannot hold a prefix: 0 tokens are held"}
+    return replace(generated, held_tokens=0, meta=meta)

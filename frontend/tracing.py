@@ -6,27 +6,33 @@ any error, and after some seconds: what was found until then is the result, so t
 else the body does before that (printing, asking a tool) it does here too, once more than the program is run.
 
 Nothing is shared between two traces, so any number of threads may trace at once. A program that a traced body
-starts asks `ensure_not_tracing`, and so is never run.
+starts asks `ensure_not_tracing`, and so is never run. On another thread it could not know, so a trace ends
+where its body starts a thread or gives work to an executor. What is left is work for a thread that was there
+before, given to it through a queue of the program's own.
 """
 
 from __future__ import annotations
 
+import _thread
 import copy
 import inspect
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from .actions import Capture, Mark
 from .branch import Branch
 from .expressions import Chain, Expression, RoleBegin, RoleEnd, Text
 from .loop import run_on_loop, wait_for
-from .placeholders import Argument, Place, Places, TraceEnds, Unfilled, text_of_value
+from .placeholders import Argument, Place, Places, TraceEnds, Unfilled, texts_of_value
 from .protocol import Backend, GenerateCall, Sampling
-from .session import Session
+from .session import Defaults, Session
 from .state import ProgramState
 from .variable import Variable
 
@@ -63,13 +69,30 @@ class Trace:
     def key(self, arguments: Mapping[str, object]) -> str:
         """The first prompt that these arguments give, as far as it can be told: keys that begin alike stand
         for prompts that begin alike. It is no prompt: blocks are marked in a way of its own."""
+        return "".join(self.keys([arguments])[0])
+
+    def keys(self, items: Sequence[Mapping[str, object]]) -> list[tuple[str, ...]]:
+        """The key of each item, in pieces: the texts of arguments as they are, and what is made of one and
+        the same value once for all items."""
+        made: dict[tuple[int, int], str] = {}
+        return [self._key(arguments, made) for arguments in items]
+
+    def _key(self, arguments: Mapping[str, object], made: dict[tuple[int, int], str]) -> tuple[str, ...]:
         found: list[str] = []
         with suppress(Unfilled):
-            for piece in self.pieces:
-                found.append(_written(piece, arguments))
+            for number, piece in enumerate(self.pieces):
+                if not isinstance(piece, Place):
+                    found.append(_written(piece))
+                    continue
+                by = number, id(arguments.get(piece.name))
+                if by not in made:
+                    made[by] = piece.fill(arguments)
+                found.append(made[by])
             if self.reached_call:
-                return "".join(found)
-        return "".join([*found, *("\x00" + text_of_value(value) for value in arguments.values())])
+                return tuple(found)
+        for value in arguments.values():
+            found += ("\x00", *texts_of_value(value))
+        return tuple(found)
 
 
 def trace(program: Program, constants: Mapping[str, object] | None = None) -> Trace:
@@ -98,7 +121,7 @@ async def warm_prefix(found: Trace, backend: Backend) -> int:
     """The same for async callers that have the trace."""
     if not found.prefix_text():
         return 0
-    branch = Branch(Session(backend, {}))
+    branch = Branch(Session(backend, Defaults()))
     try:
         branch.append(found.prefix())
         await ProgramState(branch).sync_async()
@@ -205,10 +228,35 @@ def _run(
     _tracing.set(True)  # of this thread alone
     state = ProgramState(recorder)  # type: ignore[arg-type]  # all that it has of a branch
     with suppress(Exception, TraceEnds):  # what was written until then is the result
-        result = program.func(state, *positional, **keywords)
-        if inspect.iscoroutine(result):
-            _step(result)
+        sys.setprofile(_watch)  # of this thread alone
+        try:
+            result = program.func(state, *positional, **keywords)
+            if inspect.iscoroutine(result):
+                _step(result)
+        finally:
+            sys.setprofile(None)
     recorder.end()
+
+
+def _watch(frame: FrameType, event: str, called: object) -> None:
+    """Told of every call on the thread of a body."""
+    if event == "call":
+        code = frame.f_code
+        starts = code is _START or (code.co_name == "submit" and _is_of_executor(frame))
+    else:
+        starts = event == "c_call" and any(called is each for each in _THREAD_STARTS)
+    if starts:
+        raise TraceEnds("work is given to another thread")
+
+
+_START = threading.Thread.start.__code__
+_THREAD_STARTS = tuple(
+    getattr(_thread, name) for name in ("start_new_thread", "start_joinable_thread") if hasattr(_thread, name)
+)
+
+
+def _is_of_executor(frame: FrameType) -> bool:
+    return isinstance(frame.f_locals.get("self"), Executor)
 
 
 def _step(coroutine: Any) -> None:  # Any: of a coroutine nothing is used but these two
@@ -273,12 +321,10 @@ def _joined(pieces: Sequence[Piece]) -> Iterator[Piece]:
         yield text
 
 
-def _written(piece: Piece, arguments: Mapping[str, object]) -> str:
+def _written(piece: str | RoleBegin | RoleEnd) -> str:
     match piece:
         case str():
             return piece
-        case Place():
-            return piece.fill(arguments)
         case RoleBegin(role):
             return f"\x01{role}\x02"
         case RoleEnd(role):

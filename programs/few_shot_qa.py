@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ..frontend.expressions import gen
 from ..frontend.program import function
 from .shared.grading import last_number
+from .shared.items import DataError, check_text
 from .shared.task import State, Task
 
 EXAMPLES = """\
@@ -56,13 +57,23 @@ class Problem:
     question: str
     answer: str
 
+    def __post_init__(self) -> None:
+        check_text("question", self.question)
+        if last_number(self.expected) is None:
+            raise DataError(f"answer must end in a number, as in '#### 42', got {self.answer!r:.120}")
+
+    @property
+    def expected(self) -> str:
+        """What stands behind the last ####; all of an answer that has none."""
+        return self.answer.rpartition("####")[2].strip()
+
 
 def grade(s: State, problem: Problem) -> dict[str, object]:
     return {
         "answer": s["answer"].strip(),
-        "expected": problem.answer.rpartition("####")[2].strip(),
+        "expected": problem.expected,
         "reasoning": s["reasoning"],
-        "correct": last_number(s["answer"]) == last_number(problem.answer),
+        "correct": last_number(s["answer"]) == last_number(problem.expected),
     }
 
 

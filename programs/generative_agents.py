@@ -163,13 +163,25 @@ class Call:
         for key in ("sector_options", "target_sector_areas"):
             if not options(self.details.get(key, "somewhere")):
                 raise DataError(f"{key} must name places, got {self.details[key]!r}")
+        if self.expected is not None and f" {self.expected}" not in self.places:
+            named = ", ".join(place.strip() for place in self.places) or f"none: {self.kind} chooses no place"
+            raise DataError(f"expected must be one of the places ({named}), got {self.expected!r}")
+
+    @property
+    def places(self) -> list[str]:
+        """Those that the call chooses from."""
+        key = {"action_location_sector": "sector_options", "action_location_object": "target_sector_areas"}
+        return options(self.details[key[self.kind]]) if self.kind in key else []
 
     @classmethod
     def of_line(cls, line: dict[str, Any]) -> dict[str, Any]:
         kinds = [key for key in line if key in CALLS]
         if len(kinds) != 1:
             raise DataError(f"needs exactly one of {', '.join(CALLS)}, got {', '.join(line) or 'nothing'}")
-        return {"kind": kinds[0], "details": line[kinds[0]], "expected": line.get("expected")}
+        kind, details = kinds[0], line[kinds[0]]
+        if not isinstance(details, dict) or not all(isinstance(each, str) for each in details.values()):
+            raise DataError(f"{kind} must be an object whose values are texts, got {details!r:.120}")
+        return {"kind": kind, "details": details, "expected": line.get("expected")}
 
 
 def grade(s: State, call: Call) -> dict[str, object]:

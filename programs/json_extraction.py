@@ -15,6 +15,7 @@ from typing import Any
 from ..frontend.expressions import gen
 from ..frontend.program import function
 from .shared.grading import share
+from .shared.items import check_text
 from .shared.task import State, Task
 
 PERSON = {
@@ -54,6 +55,9 @@ class Document:
     text: str
     expected: dict[str, Any] = field(default_factory=dict)
     schema: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        check_text("text", self.text)
 
 
 def grade(s: State, document: Document) -> dict[str, object]:

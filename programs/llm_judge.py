@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ..frontend.expressions import assistant, gen, select, system, user
 from ..frontend.program import function
-from .shared.items import DataError
+from .shared.items import DataError, check_text
 from .shared.task import State, Task
 
 SIDES = {
@@ -46,6 +46,7 @@ class Essay:
     label: str | None = None
 
     def __post_init__(self) -> None:
+        check_text("text", self.text)
         if self.label is not None and self.label not in LABELS:
             raise DataError(f"label must be strong or weak, got {self.label!r}")
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from ..frontend.expressions import assistant, gen, system, user
 from ..frontend.program import function
 from .shared.grading import mentions, share
-from .shared.items import DataError
+from .shared.items import DataError, check_text, check_wanted
 from .shared.task import State, Task
 
 PERSONA = """\
@@ -41,6 +41,12 @@ class Conversation:
     def __post_init__(self) -> None:
         if not self.turns:
             raise DataError("turns must not be empty")
+        for turn in self.turns:
+            check_text("a turn", turn)
+        if len(self.expected) > len(self.turns):
+            raise DataError(f"expected holds {len(self.expected)} texts for {len(self.turns)} turns")
+        for text in filter(None, self.expected):  # an empty one says nothing of its turn
+            check_wanted("expected", text)
         if self.length not in STYLES:
             raise DataError(f"length must be {' or '.join(STYLES)}, got {self.length!r}")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..frontend.expressions import select
 from ..frontend.program import function
-from .shared.items import DataError
+from .shared.items import DataError, check_text
 from .shared.task import State, Task
 
 EXAMPLES = """\
@@ -53,6 +53,9 @@ class Choice:
     label: int
 
     def __post_init__(self) -> None:
+        check_text("ctx", self.ctx)
+        if not self.endings:
+            raise DataError("endings must hold the texts to choose from, got []")
         if not all(map(str.strip, self.endings)):
             raise DataError(f"endings must not be empty, got {self.endings}")
         if len(set(self.endings)) < len(self.endings):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ..frontend.expressions import assistant, gen, system, user
 from ..frontend.program import function
 from .shared.grading import mentions
+from .shared.items import check_text, check_wanted
 from .shared.library import Library
 from .shared.task import State, Task
 
@@ -30,6 +31,10 @@ def answer(s: State, question: str, library: Library, passages: int = 3) -> None
 class Question:
     question: str
     answer: str
+
+    def __post_init__(self) -> None:
+        check_text("question", self.question)
+        check_wanted("answer", self.answer)
 
 
 def grade(s: State, item: Question) -> dict[str, object]:

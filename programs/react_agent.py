@@ -14,6 +14,7 @@ from ..frontend.expressions import gen, plain
 from ..frontend.program import function
 from .shared.calculator import CalculatorError, calculate
 from .shared.grading import mentions
+from .shared.items import check_text, check_wanted
 from .shared.library import Library
 from .shared.task import State, Task
 
@@ -100,6 +101,10 @@ def use(tool: str, argument: str, library: Library) -> str:
 class Question:
     question: str
     answer: str
+
+    def __post_init__(self) -> None:
+        check_text("question", self.question)
+        check_wanted("answer", self.answer)
 
 
 def grade(s: State, item: Question) -> dict[str, object]:

@@ -28,8 +28,8 @@ def answer(s: State, question: str, paths: int = 8) -> None:
 def grade(s: State, problem: Problem) -> dict[str, object]:
     return {
         "answer": s["answer"].strip(),
-        "expected": problem.answer.rpartition("####")[2].strip(),
-        "correct": last_number(s["answer"]) == last_number(problem.answer),
+        "expected": problem.expected,
+        "correct": last_number(s["answer"]) == last_number(problem.expected),
     }
 
 

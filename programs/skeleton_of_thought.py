@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from ..frontend.expressions import Expression, assistant, gen, system, user
 from ..frontend.program import function
 from .shared.grading import share
+from .shared.items import check_text
 from .shared.task import State, Task
 
 POINT = r"[A-Z][a-z]{1,14}( [a-z]{1,14}){1,6}"
@@ -58,6 +59,11 @@ def numbered(points: list[str]) -> str:
 class Topic:
     question: str
     keywords: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        check_text("question", self.question)
+        for word in self.keywords:
+            check_text("a word of keywords", word)
 
 
 def grade(s: State, topic: Topic) -> dict[str, object]:

@@ -47,8 +47,8 @@ def grade(s: State, problem: Problem) -> dict[str, object]:
     found = last_number(s["solution"])
     return {
         "solution": s["solution"],
-        "expected": problem.answer.rpartition("####")[2].strip(),
-        "correct": found is not None and found == last_number(problem.answer),
+        "expected": problem.expected,
+        "correct": found is not None and found == last_number(problem.expected),
         "has_number": found is not None,
     }
 

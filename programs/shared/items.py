@@ -22,8 +22,11 @@ class DataError(ValueError):
     """Data that a program cannot use."""
 
 
-def read_items(path: Path, kind: type[T]) -> list[T]:
-    """Every line of the file as one `kind`. Blank lines are skipped. Raises DataError."""
+def read_items(path: Path, kind: type[T], count: int | None = None) -> list[T]:
+    """Every line of the file as one `kind`, or of its first `count` items. Blank lines are skipped. Raises
+    DataError, also for a fault behind those."""
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+        raise DataError(f"n must be a count of at least 1, got {count!r}")
     items = []
     for number, line in enumerate(_read(path).split("\n"), start=1):
         if line.strip():
@@ -33,7 +36,9 @@ def read_items(path: Path, kind: type[T]) -> list[T]:
                 raise DataError(f"{path}, line {number}: {error}") from None
     if not items:
         raise DataError(f"{path} holds no items")
-    return items
+    if count is not None and count > len(items):
+        raise DataError(f"{path} holds {len(items)} items, and n is {count}")
+    return items[:count]
 
 
 def as_item(given: dict[str, Any], kind: type[T]) -> T:  # Any: what JSON holds
@@ -61,6 +66,21 @@ def as_item(given: dict[str, Any], kind: type[T]) -> T:  # Any: what JSON holds
         return kind(**{field.name: given[field.name] for field in fields(kind) if field.name in given})
     except ValueError as error:  # what the kind itself refuses
         raise DataError(str(error)) from None
+
+
+def check_text(name: str, text: str) -> None:
+    """Raises DataError if there is nothing in it."""
+    if not text.strip():
+        raise DataError(f"{name} must be a text that is not empty, got {_quote(text)}")
+
+
+def check_wanted(name: str, text: str) -> None:
+    """Of texts with `|` between them, of which an answer should have one: an empty one is in every answer.
+    Raises DataError."""
+    if not all(map(str.strip, text.split("|"))):
+        raise DataError(
+            f"{name} must be a text, or several with | between them, none empty; got {_quote(text)}"
+        )
 
 
 def _read(path: Path) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 Row: TypeAlias = Mapping[str, object]
+_FEW = 30
 COUNTS = ("prompt_tokens", "cached_tokens", "optimal_tokens", "generated_tokens", "forced_tokens")
 
 
@@ -44,16 +45,27 @@ class Figures:
                 ("quality", self._quality()),
                 ("tokens", self._tokens()),
                 ("reuse", self._reuse()),
-                ("time", f"{self.seconds:.1f} s for {len(self.rows)} items"),
+                ("time", f"{self.seconds:.1f} s for {_items(len(self.rows))}"),
             )
         )
 
     def _quality(self) -> str:
-        measures = [f"{_words(name)} {value:.1%}" for name, value in self.shares.items()]
-        measures += [f"{_words(name)} {value:.1f}" for name, value in self.means.items()]
+        measures = [f"{_words(name)} {value:.1%}{self._of(name)}" for name, value in self.shares.items()]
+        measures += [f"{_words(name)} {value:.1f}{self._of(name)}" for name, value in self.means.items()]
+        answered = len(self.rows) - len(self.failed)
+        if not measures and answered:
+            measures = ["nothing was measured: none of these items says what a right answer is"]
+        elif measures and answered < _FEW:
+            measures[-1] += f" ({_items(answered)}: too few to compare models by)"
         if self.failed:
             measures.append(f"{len(self.failed)} of {len(self.rows)} failed")
-        return ", ".join(measures) or "nothing was measured"
+        return ", ".join(measures) or "nothing was run"
+
+    def _of(self, name: str) -> str:
+        """How many items it is of, where that are not all that were answered."""
+        graded = len(_numbers(self.rows, name))
+        answered = len(self.rows) - len(self.failed)
+        return "" if graded == answered else f" (of {graded} that can be graded)"
 
     def _tokens(self) -> str:
         words = {
@@ -61,7 +73,11 @@ class Figures:
             "generated_tokens": "generated",
             "forced_tokens": "of them forced",
         }
-        counted = [f"{self.tokens[key]:,} {word}" for key, word in words.items() if key in self.tokens]
+        counted = [
+            f"{self.tokens[key]:,} {word}"
+            for key, word in words.items()
+            if key in self.tokens and (self.tokens[key] or key != "forced_tokens")
+        ]
         return ", ".join(counted) or "this backend does not count them"
 
     def _reuse(self) -> str:
@@ -69,7 +85,7 @@ class Figures:
             return "this backend does not say what could have been found"
         cached, optimal = self.tokens["cached_tokens"], self.tokens["optimal_tokens"]
         share = self.reuse_of_optimal
-        of_optimal = "nothing could" if share is None else f"{optimal:,} could, so {share:.1%} of optimal"
+        of_optimal = "nothing could" if share is None else f"{optimal:,} could, so {_share(share)} of optimal"
         return f"{cached:,} tokens of prompts were found in the cache; {of_optimal}"
 
 
@@ -77,10 +93,13 @@ def means_of(rows: Sequence[Row], names: Sequence[str]) -> dict[str, float]:
     """The mean of each, over the rows that have a number there; what no row has is left out."""
     found = {}
     for name in names:
-        values = [float(value) for row in rows if isinstance(value := row.get(name), bool | int | float)]
-        if values:
+        if values := _numbers(rows, name):
             found[name] = sum(values) / len(values)
     return found
+
+
+def _numbers(rows: Sequence[Row], name: str) -> list[float]:
+    return [float(value) for row in rows if isinstance(value := row.get(name), bool | int | float)]
 
 
 def tokens_between(before: Mapping[str, object], after: Mapping[str, object]) -> dict[str, int]:
@@ -99,6 +118,15 @@ def _count(info: Mapping[str, object], key: str) -> object:
     if key not in info and isinstance(states, list) and states and isinstance(states[0], Mapping):
         return states[0].get(key)
     return info.get(key)
+
+
+def _items(count: int) -> str:
+    return f"{count} item" if count == 1 else f"{count} items"
+
+
+def _share(value: float) -> str:
+    """What is not all of it is not called that."""
+    return "99.9%" if 0.9995 <= value < 1 else f"{value:.1%}"
 
 
 def _words(name: str) -> str:

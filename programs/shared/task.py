@@ -92,5 +92,5 @@ def prepare(
     task: Task[Any] = import_module(f"...{name}", __name__).task
     if documents is not None and not task.searches:
         raise DataError(f"{name} searches no documents, got {str(documents)!r}")
-    items = read_items(BUILT_IN / f"{name}.jsonl" if data is None else data, task.item)
-    return Run(name, task, items[:n], Library.of_folder(documents) if task.searches else None)
+    items = read_items(BUILT_IN / f"{name}.jsonl" if data is None else data, task.item, n)
+    return Run(name, task, items, Library.of_folder(documents) if task.searches else None)

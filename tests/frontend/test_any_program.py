@@ -10,6 +10,7 @@ import radixlm as rx
 from radixlm.frontend.errors import BackendError, Cancelled, ProgramError
 from radixlm.frontend.group import Join
 from radixlm.frontend.protocol import Plain
+from radixlm.frontend.session import Defaults
 from testkit.gated_backend import GatedBackend
 
 MODES = ["gather_variable", "concate_and_append", "first", rx.k_of_n(1), rx.k_of_n(2), rx.vote("x")]
@@ -69,7 +70,7 @@ def test_everything_that_was_begun_ends(seed) -> None:
             raise KeyError("body")
 
     run = rx.function(body).launch(
-        (), {}, backend, timeout=0.02 if draw.random() < 0.1 else None, stream=seed % 2 == 0
+        (), Defaults(), backend, timeout=0.02 if draw.random() < 0.1 else None, stream=seed % 2 == 0
     )
     if draw.random() < 0.1:
         run.cancel(Cancelled("given up"))
@@ -79,7 +80,7 @@ def test_everything_that_was_begun_ends(seed) -> None:
         assert variable.future.done()
         error = variable.future.exception()
         assert error is None or isinstance(error, ProgramError | KeyError), error
-    for branch in run.state.branch.session.branches:
+    for branch in run.state.branch.ledger.branches():
         assert branch.barrier().done()
         assert text_of(branch.line.parts) == branch.line.text
         for action in branch._queue:

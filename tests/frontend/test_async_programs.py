@@ -12,6 +12,7 @@ import radixlm as rx
 from radixlm.frontend import loop
 from radixlm.frontend.errors import BackendError, BranchFailed, Cancelled, TimedOut, UnknownVariable
 from radixlm.frontend.scripted import Scripted
+from radixlm.frontend.session import Defaults
 from testkit.gated_backend import GatedBackend
 
 
@@ -133,6 +134,7 @@ def test_what_is_there_may_be_read_in_an_async_body_once_it_was_waited_for() -> 
         lambda s: s.cache_report(),
         lambda s: s.text_iter("x"),
         lambda s: s.pin(5),
+        lambda s: s.hold(5).__enter__(),
         lambda s: s.fork(2).join().wait() if s.branch.barrier() else None,
         lambda s: ask.run("q", backend=upper()),
     ],
@@ -152,6 +154,44 @@ def test_blocking_on_the_programs_loop_raises_and_does_not_hang(read) -> None:
         assert await s.var("x") == "reply"
 
     body.run(backend=backend)
+    backend.shut("a")
+    asyncio.run(body.run_async(backend=backend))
+
+
+def test_a_plain_hold_in_an_async_body_says_what_to_write() -> None:
+    @rx.function
+    async def body(s):
+        s += "text"
+        with s.hold(5):
+            pass
+
+    backend = Scripted("reply")
+    for run in (lambda: body.run(backend=backend), lambda: asyncio.run(body.run_async(backend=backend))):
+        with pytest.raises(RuntimeError, match=r"use `async with s.hold\(\.\.\.\)`"):
+            run()
+    assert backend.calls == []
+
+
+def test_a_plain_body_blocks_where_its_caller_waits_for_it_anyway() -> None:
+    @rx.function
+    def plain(s):
+        s += "text" + rx.gen("x")
+        with s.hold(5) as held:
+            return s["x"], held.tokens > 0
+
+    async def main():
+        return plain.run(backend=Scripted("reply")).ret_value
+
+    assert asyncio.run(main()) == ("reply", True)
+
+
+def test_a_thread_of_an_async_body_may_block() -> None:
+    @rx.function
+    async def body(s):
+        s += "a" + rx.gen("x")
+        return await asyncio.to_thread(lambda: s["x"])
+
+    assert asyncio.run(body.run_async(backend=Scripted("reply"))).ret_value == "reply"
 
 
 def test_a_plain_program_that_waits_on_the_programs_loop_is_refused() -> None:
@@ -326,7 +366,7 @@ def test_a_launched_async_run_is_cancelled_wherever_it_waits() -> None:
         await asyncio.Event().wait()
 
     started = threading.Event()
-    run = body.launch((), {}, Scripted())
+    run = body.launch((), Defaults(), Scripted())
     assert started.wait(10)
     run.cancel(Cancelled("no longer needed"))
     run.wait()

@@ -9,8 +9,10 @@ from typing import TypeVar
 
 import pytest
 
+import radixlm as rx
 from radixlm.frontend.endpoint import RuntimeEndpoint
 from radixlm.frontend.errors import BackendError
+from radixlm.frontend.loop import run_on_loop
 from radixlm.frontend.protocol import (
     ChoiceScore,
     Frame,
@@ -167,6 +169,71 @@ class TestEndings:
             assert {body["how"] for body in bodies} == {"done"}
 
         run(test)
+
+    @pytest.mark.parametrize("slow", [False, True])
+    def test_a_hold_is_not_released_by_the_end_of_the_one_before(self, slow: bool) -> None:
+        """Whether that end waits to be told, or the server takes its time with it."""
+        telling, told = asyncio.Event(), asyncio.Event()
+        done: list[str] = []
+
+        async def handle(asked: Asked) -> None:
+            if asked.path == "/end_programs":
+                telling.set()
+                if slow:
+                    await told.wait()
+            await radix(asked)
+            if asked.path == "/end_programs":
+                done.append(asked.body["how"])
+            elif "hold_s" in asked.body.get("hint", {}) if asked.body else False:
+                done.append("held")
+
+        async def test(endpoint: RuntimeEndpoint, fake: FakeHttp) -> None:
+            holding = GenerateCall(("a",), Sampling(max_new_tokens=0), Hint("p", hold_s=5.0))
+            await endpoint.generate(holding)
+            endpoint.end(["p"], "released")
+            if slow:
+                await asyncio.wait_for(telling.wait(), 10)
+            second = asyncio.create_task(endpoint.generate(holding))
+            for _ in range(20):  # as far as it comes by itself
+                await asyncio.sleep(0)
+            told.set()
+            await second
+            endpoint.end(["p"], "released")
+            await endpoint.close()
+
+        run(test, handle)
+        assert done == (["held", "released", "held", "released"] if slow else ["held", "held", "released"])
+
+    def test_holds_of_a_program_that_follow_each_other_each_last_to_their_end(self) -> None:
+        @rx.function
+        def body(s: rx.ProgramState) -> None:
+            s += "a"
+            for _ in range(5):
+                with s.hold(30):
+                    pass
+            with s.hold(30):
+                held.append(len(events))
+
+        events: list[str] = []
+        held: list[int] = []
+
+        async def handle(asked: Asked) -> None:
+            if asked.path == "/end_programs":
+                events.append(asked.body["how"])
+            elif asked.path == "/generate":
+                events.append("held")
+            await radix(asked)
+
+        async def main() -> None:
+            async with fake_http(handle) as fake:
+                endpoint = RuntimeEndpoint(fake.url)
+                await body.run_async(backend=endpoint)
+                await endpoint.close()
+
+        run_on_loop(main()).result(30)
+        assert events.count("held") == 6
+        assert "released" not in events[held[0] - 1 : held[0]]
+        assert events[-1] in ("released", "done")
 
     def test_they_may_be_said_on_any_thread(self) -> None:
         async def test(endpoint: RuntimeEndpoint, fake: FakeHttp) -> None:

@@ -8,8 +8,10 @@ from typing import TypeVar
 
 import pytest
 
+import radixlm as rx
 from radixlm.frontend.endpoint import RuntimeEndpoint
-from radixlm.frontend.errors import BackendError, InvalidCall
+from radixlm.frontend.errors import BackendError, InvalidCall, Unsupported
+from radixlm.frontend.loop import run_on_loop
 from radixlm.frontend.protocol import ChoiceScore, Frame, GenerateCall, Hint, Plain, Sampling, ScoreCall
 from testkit.fake_http import Asked, FakeHttp, fake_http
 from testkit.fake_sglang import FakeSglang
@@ -27,6 +29,20 @@ def run(model: FakeSglang, test: Callable[[RuntimeEndpoint, FakeHttp], Awaitable
                 await endpoint.close()
 
     return asyncio.run(main())
+
+
+def run_program(model: FakeSglang, test: Callable[[RuntimeEndpoint, FakeHttp], Awaitable[T]]) -> T:
+    """On the loop that runs all programs."""
+
+    async def main() -> T:
+        async with fake_http(model) as fake:
+            endpoint = RuntimeEndpoint(fake.url)
+            try:
+                return await test(endpoint, fake)
+            finally:
+                await endpoint.close()
+
+    return run_on_loop(main()).result(30)
 
 
 def generate(
@@ -122,6 +138,18 @@ class TestGenerate:
 
         run(FakeSglang(), test)
 
+    def test_what_is_off_and_one_of_several_texts_are_said_in_its_words(self) -> None:
+        async def test(endpoint: RuntimeEndpoint, fake: FakeHttp) -> None:
+            await endpoint.generate(generate("a", top_k=0, choice=("yes", "no.")))
+            (body,) = fake.bodies("/generate")
+            assert body["sampling_params"]["top_k"] == -1
+            assert body["sampling_params"]["regex"] == r"(yes)|(no\.)"
+            for name in ("relaxed", "compact"):
+                with pytest.raises(Unsupported, match=name):
+                    await endpoint.generate(generate("a", json_schema="{}", **{name: True}))
+
+        run(FakeSglang(), test)
+
     def test_ids_alone_are_sent_as_ids_and_ids_among_texts_are_refused(self) -> None:
         async def test(endpoint: RuntimeEndpoint, fake: FakeHttp) -> None:
             await endpoint.generate(generate((1, 2), (3,)))
@@ -145,6 +173,35 @@ class TestStream:
             assert fake.accepted == 1, "a stream that was read to its end leaves its connection usable"
 
         run(FakeSglang(), test)
+
+    @pytest.mark.parametrize("whole_lists", [True, False])
+    def test_a_server_that_streams_pieces_gives_the_whole_in_the_end(self, whole_lists: bool) -> None:
+        """Lists of what was generated are in pieces as well, but in some versions of it."""
+        entries = [[-0.5, 7, None], [-1.5, 8, None], [-2.5, 9, None]]
+
+        async def handle(asked: Asked) -> None:
+            if asked.path == "/get_server_info":
+                await asked.json({"model_path": "m", "incremental_streaming_output": True})
+                return
+            await asked.begin()
+            for end, piece in enumerate(("a", "b", "c"), 1):
+                meta = {"completion_tokens": end, "prompt_tokens": 1, "cached_tokens": 0}
+                meta["finish_reason"] = {"type": "length", "length": 3} if end == 3 else None
+                meta["output_token_logprobs"] = entries[0 if whole_lists else end - 1 : end]
+                await asked.event({"text": piece, "meta_info": meta})
+            await asked.event("[DONE]")
+            await asked.end()
+
+        async def main() -> None:
+            async with fake_http(handle) as fake:
+                endpoint = RuntimeEndpoint(fake.url)
+                found = [each async for each in endpoint.stream(generate("a", return_logprob=True))]
+                await endpoint.close()
+            done = found[-1].done
+            assert done is not None
+            assert (done.text, done.meta["output_token_logprobs"]) == ("abc", entries)
+
+        asyncio.run(main())
 
     @pytest.mark.parametrize(
         ("events", "words"),
@@ -291,6 +348,40 @@ class TestServer:
 
         run(FakeSglang(), test)
 
+    def test_a_server_that_has_dropped_the_old_names_is_known_by_the_new_ones(self) -> None:
+        model, renamed = FakeSglang(), ("/server_info", "/model_info")
+
+        async def handle(asked: Asked) -> None:
+            if asked.path in ("/get_server_info", "/get_model_info"):
+                await asked.json({"detail": "Not Found"}, 404)
+                return
+            if asked.path in renamed:
+                asked.path = asked.path.replace("/", "/get_")
+            await model(asked)
+
+        async def main() -> None:
+            async with fake_http(handle) as fake:
+                endpoint = RuntimeEndpoint(fake.url)
+                assert (await endpoint.generate(generate("a")))[0].text == " world"
+                assert (await endpoint.info())["is_generation"] is True
+                await endpoint.close()
+
+        asyncio.run(main())
+
+    def test_a_hold_holds_nothing_and_its_report_says_so(self) -> None:
+        @rx.function
+        def body(s: rx.ProgramState) -> None:
+            s += "a"
+            assert s.pin(5) == 0
+            s += rx.gen("x")
+
+        async def test(endpoint: RuntimeEndpoint, fake: FakeHttp) -> str:
+            state = await body.run_async(backend=endpoint)
+            assert state.error() is None
+            return str(state.cache_report())
+
+        assert "SGLang's servers cannot hold a prefix" in run_program(FakeSglang(), test)
+
     def test_endings_are_not_sent_to_it(self) -> None:
         async def test(endpoint: RuntimeEndpoint, fake: FakeHttp) -> None:
             await endpoint.generate(generate("a"))
@@ -316,7 +407,7 @@ class TestServer:
                 for _ in range(2):  # asked again after a failure
                     with pytest.raises(InvalidCall, match=r"neither a RadixLM nor an SGLang.*OpenAI\(model"):
                         await endpoint.generate(generate("a"))
-                assert len(fake.asked) == 2
+                assert fake.paths().count("/get_server_info") == 2
                 await endpoint.close()
 
         asyncio.run(main())
@@ -324,6 +415,38 @@ class TestServer:
     def test_the_root_is_wanted_not_the_folder_of_openai_s_routes(self) -> None:
         with pytest.raises(InvalidCall, match="without /v1"):
             RuntimeEndpoint("http://127.0.0.1:8000/v1/")
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"timeout": "5"}, "timeout must be seconds above 0, or None for no limit, got '5'"),
+            ({"max_connections": "5"}, "max_connections must be a count of at least 1, got '5'"),
+            ({"retries": 1.5}, "retries must be a count of at least 0, or Retries.*, got 1.5"),
+            ({"verify": 3}, "verify must be .*, got 3"),
+            ({"api_key": 3}, "api_key must be"),
+            ({"chat_template": 3}, "chat_template must be one of .*, got 3"),
+            ({"chat_template_name": ""}, "chat_template must be one of .*, got ''"),
+            ({"transport": object}, "transport must be an async transport of httpx"),
+            ({"base_url": None}, "base_url must be text .*, got None"),
+        ],
+    )
+    def test_wrong_arguments_are_quoted_with_what_is_allowed(
+        self, options: dict[str, object], words: str
+    ) -> None:
+        with pytest.raises(InvalidCall, match=words):
+            RuntimeEndpoint(**{"base_url": "http://x", **options})  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        ("backend", "words"),
+        [
+            (RuntimeEndpoint, r"got the class: make one with RuntimeEndpoint\(\.\.\.\)"),
+            ("http://127.0.0.1:8000", r"reached by RuntimeEndpoint\('http://127.0.0.1:8000'\)"),
+            (7, "a backend is an Engine, .*, got 7"),
+        ],
+    )
+    def test_what_is_no_backend_is_said(self, backend: object, words: str) -> None:
+        with pytest.raises(InvalidCall, match=words):
+            rx.set_default_backend(backend)
 
     @pytest.mark.parametrize("key", ["", "a\nb", "schlüssel"])
     def test_a_key_that_no_header_holds_is_refused_and_not_shown(self, key: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -202,8 +203,12 @@ class TestRetries:
 
             async def main() -> None:
                 calls = HttpCalls(url, retries=retries)
-                with pytest.raises(Unreachable, match=f"{url} is not reached"):
+                with pytest.raises(
+                    Unreachable, match=f"{url} is not reached .* is the server running"
+                ) as caught:
                     await calls.post("/x", 1)
+                error = caught.value
+                assert (error.__cause__, error.__context__) == (None, None), "no pages of another library"
                 await calls.close()
 
             asyncio.run(main())
@@ -236,6 +241,12 @@ class TestRetries:
     def test_a_wrong_count_is_refused(self, times: object) -> None:
         with pytest.raises(InvalidCall, match="retries"):
             Retries(times)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("name", ["first_s", "most_s"])
+    @pytest.mark.parametrize("value", ["1", 0, None, float("inf")])
+    def test_wrong_seconds_are_refused(self, name: str, value: object) -> None:
+        with pytest.raises(InvalidCall, match=f"{name} of Retries must be seconds above 0, got {value!r}"):
+            Retries(**{name: value})  # type: ignore[arg-type]
 
 
 class TestFailures:
@@ -333,10 +344,43 @@ class TestFailures:
     def test_slashes_at_the_end_of_a_url_are_left_out(self) -> None:
         assert checked_url(" https://host:1/v1// ") == "https://host:1/v1"
 
-    @pytest.mark.parametrize("options", [{"timeout": 0}, {"timeout": -1.0}, {"max_connections": 0}])
-    def test_wrong_options_are_refused(self, options: dict[str, object]) -> None:
-        with pytest.raises(InvalidCall, match=next(iter(options))):
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"timeout": 0},
+            {"timeout": -1.0},
+            {"timeout": "5"},
+            {"timeout": True},
+            {"timeout": float("nan")},
+            {"max_connections": 0},
+            {"max_connections": 1.5},
+            {"retries": "3"},
+            {"retries": None},
+            {"verify": ["a"]},
+            {"verify": "/no/such/file"},
+            {"transport": "socket"},
+        ],
+    )
+    def test_wrong_options_are_quoted(self, options: dict[str, object]) -> None:
+        [(name, value)] = options.items()
+        with pytest.raises(InvalidCall, match=name) as caught:
             HttpCalls("http://x", **options)  # type: ignore[arg-type]
+        assert repr(value) in str(caught.value)
+
+    def test_a_file_without_certificates_is_named(self, tmp_path: Path) -> None:
+        file = tmp_path / "empty.pem"
+        file.write_text("nothing")
+
+        async def main() -> None:
+            with pytest.raises(InvalidCall, match=r"no certificates can be read from .*empty\.pem"):
+                await HttpCalls("https://127.0.0.1:1", verify=file).get("/x")
+
+        asyncio.run(main())
+
+    @pytest.mark.parametrize("url", ["http://a b", "http://a\tb", "http://a\u2028b"])
+    def test_a_url_that_no_request_can_have_is_refused(self, url: str) -> None:
+        with pytest.raises(InvalidCall, match="base_url"):
+            checked_url(url)
 
 
 class TestStreams:

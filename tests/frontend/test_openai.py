@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 import httpx
 import pytest
 
+import radixlm as rx
 from radixlm.frontend.errors import BackendError, InvalidCall, Unreachable, Unsupported
+from radixlm.frontend.loop import run_on_loop
 from radixlm.frontend.openai import OpenAI
 from radixlm.frontend.openai_servers import SERVERS, server_from_models
 from radixlm.frontend.protocol import Frame, GenerateCall, Hint, Message, Sampling, ScoreCall
+from radixlm.programs import react_agent
+from radixlm.programs.shared.library import Library
 
 T = TypeVar("T")
 
@@ -50,6 +53,16 @@ def run(
             return httpx.Response(200, content=given)
         return httpx.Response(200, json=given)
 
+    return run_handler(handle, test, **options), sent
+
+
+def run_handler(
+    handle: Callable[[httpx.Request], httpx.Response],
+    test: Callable[[OpenAI], Awaitable[T]],
+    *,
+    on: Callable[[Coroutine[Json, Json, T]], T] = asyncio.run,
+    **options: Json,
+) -> T:
     async def main() -> T:
         settings = {"base_url": "http://x/v1", "transport": httpx.MockTransport(handle), **options}
         backend = OpenAI("some-model", **settings)
@@ -58,7 +71,13 @@ def run(
         finally:
             await backend.close()
 
-    return asyncio.run(main()), sent
+    return on(main())
+
+
+def run_on_programs_loop(
+    answer: Answer | Json, test: Callable[[OpenAI], Awaitable[T]], **options: Json
+) -> tuple[T, list[tuple[str, Json]]]:
+    return run(answer, test, on=lambda main: run_on_loop(main).result(30), **options)
 
 
 def call(
@@ -170,7 +189,8 @@ class TestRefusals:
             (call(messages=None, json_schema="{}"), {}, "not known to take a json_schema"),
             (call(top_k=3), {}, "not known to take top_k"),
             (call(stop_regex=("a",)), {"server": "vllm"}, "not known to take stop_regex"),
-            (call(hint=Hint("p", hold_s=1.0)), {}, "cannot hold a prefix.*RuntimeEndpoint"),
+            (call(choice=("a", "b")), {}, "not known to take a choice"),
+            (call(relaxed=True, json_schema="{}"), {"server": "vllm"}, "not known to take relaxed"),
             (call(max_new_tokens=0), {}, "cannot only read a prompt"),
             (call(return_logprob=True, logprob_start_len=0), {}, "logprob_start_len"),
             (call(messages=None), {"is_chat_model": True}, "text outside of role blocks"),
@@ -208,10 +228,30 @@ class TestRefusals:
         monkeypatch.setenv("OPENAI_BASE_URL", "http://here/v1/")
         assert OpenAI("m").base_url == "http://here/v1"
 
-    @pytest.mark.parametrize(("model", "options"), [("", {}), ("m", {"server": "nope"})])
-    def test_wrong_options_are_refused(self, model: str, options: Json) -> None:
-        with pytest.raises(InvalidCall):
-            OpenAI(model, base_url="http://x/v1", **options)
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"model": ""}, "model must be a name, got ''"),
+            ({"model": 3}, "model must be a name, got 3"),
+            ({"server": "nope"}, "server must be one of .*, got 'nope'"),
+            ({"server": ["vllm"]}, "server must be one of"),
+            ({"is_chat_model": "yes"}, "is_chat_model must be True, False or None, got 'yes'"),
+            ({"base_url": ""}, "base_url must be"),
+            ({"base_url": 8000}, "base_url must be text .*, got 8000"),
+            ({"api_key": 5}, "api_key must be"),
+            ({"api_key": ""}, "api_key must be"),
+            ({"chat_template": 5}, "chat_template must be one of .*, got 5"),
+            ({"timeout": "5"}, "timeout must be seconds above 0, or None for no limit, got '5'"),
+            ({"max_connections": "5"}, "max_connections must be a count of at least 1, got '5'"),
+            ({"retries": "5"}, "retries must be a count .*, got '5'"),
+            ({"verify": 5}, "verify must be a file with certificates, True or False, got 5"),
+            ({"verify": "/no/such/file"}, "verify must be .*no file '/no/such/file'"),
+            ({"transport": 5}, "transport must be an async transport of httpx, got 5"),
+        ],
+    )
+    def test_wrong_arguments_are_quoted_with_what_is_allowed(self, options: Json, words: str) -> None:
+        with pytest.raises(InvalidCall, match=words):
+            OpenAI(**{"model": "m", "base_url": "http://x/v1", **options})
 
     @pytest.mark.parametrize(
         ("model", "is_chat"), [("gpt-4o", True), ("gpt-3.5-turbo-instruct", False), ("babbage-002", False)]
@@ -323,7 +363,7 @@ class TestScore:
         assert (path, body["echo"], body["max_tokens"]) == ("/completions", True, 1)
         assert [choice.logprobs for choice in scored.choices] == [(-2.0, -3.0), (-2.0,)]
         assert scored.choices[0].token_ids[0] != scored.choices[1].token_ids[0]
-        assert scored.prompt_tokens == 3
+        assert (scored.prompt_tokens, scored.tells_cached) == (3, False)
 
     @pytest.mark.parametrize(
         ("asked", "words"),
@@ -362,12 +402,116 @@ class TestScore:
         asked = ScoreCall((), ("yes", "no."), messages=ASKED)
         scored, ((_, body),) = run(chat("no."), lambda backend: backend.score(asked), server=server)
         assert body[field] == value
-        assert [choice.logprobs for choice in scored.choices] == [(-math.inf,), (0.0,)]
+        assert (scored.chosen, scored.choices) == (1, ())
+
+    def test_where_a_server_chooses_nothing_is_told_but_what_it_chose(self) -> None:
+        @rx.function
+        def body(s: rx.ProgramState, method: object = None) -> None:
+            s += rx.user("Yes or no?")
+            s += rx.assistant(rx.select("x", ["yes", "no"], choices_method=method))
+
+        async def test(backend: OpenAI) -> rx.ProgramState:
+            return await body.run_async(backend=backend)
+
+        state, _ = run_on_programs_loop(chat("no"), test, server="vllm")
+        assert state["x"] == "no"
+        assert state.get_meta_info("x") == {
+            "prompt_tokens": 7,
+            "cached_tokens": 4,
+            "computed_tokens": 8,
+            "method": "chosen_by_backend",
+            "index": 1,
+        }
+
+        async def by_sum(backend: OpenAI) -> rx.ProgramState:
+            return await body.run_async(method=rx.total, backend=backend)
+
+        state, _ = run_on_programs_loop(chat("no"), by_sum, server="vllm")
+        with pytest.raises(rx.ProgramError, match="total needs log-probabilities"):
+            state["x"]
 
     def test_an_answer_that_is_no_choice_is_said(self) -> None:
         asked = ScoreCall((), ("yes", "no"), messages=ASKED)
         with pytest.raises(BackendError, match="wrote 'maybe'"):
             run(chat("maybe"), lambda backend: backend.score(asked), server="vllm")
+
+
+class TestHolds:
+    def test_a_hold_asks_nobody_holds_nothing_and_is_said_in_the_report(self) -> None:
+        @rx.function
+        def agent(s: rx.ProgramState) -> None:
+            s += "I look it up."
+            with s.hold(30) as held:
+                s.set_var("held", held.tokens)
+            s += rx.gen("x")
+
+        answer = {"choices": [{"index": 0, "text": "a", "finish_reason": "stop"}]}
+
+        async def test(backend: OpenAI) -> rx.ProgramState:
+            return await agent.run_async(backend=backend)
+
+        state, sent = run_on_programs_loop(answer, test, server="radixlm")
+        assert (state["held"], state["x"], len(sent)) == (0, "a", 1)
+        assert "cannot hold a prefix: 0 tokens are held" in str(state.cache_report())
+
+    def test_a_call_that_would_hold_is_made_without(self) -> None:
+        asked = call(hint=Hint("p", hold_s=1.0))
+        (found,), ((_, body),) = run(chat("a"), lambda backend: backend.generate(asked), server="radixlm")
+        assert (found.text, found.held_tokens) == ("a", 0)
+        assert body["hint"] == {"program_id": "p"}
+
+    def test_the_agent_runs_on_an_endpoint_of_that_api(self) -> None:
+        def answer(body: Json) -> Json:
+            text = " finish[4]\n" if body["prompt"].endswith("Observation: 4\nThought:\nAction:") else ""
+            text = text or (" calculate[2 + 2]\n" if body["prompt"].endswith("Action:") else "")
+            return {"choices": [{"index": 0, "text": text, "finish_reason": "stop"}]}
+
+        async def test(backend: OpenAI) -> rx.ProgramState:
+            return await react_agent.agent.run_async(question="?", library=Library([]), backend=backend)
+
+        state, _ = run_on_programs_loop(answer, test, server="radixlm")
+        assert (state.error(), state["answer"]) == (None, "4")
+
+
+class TestReports:
+    @pytest.mark.parametrize("details", [None, {"cached_tokens": 0}])
+    def test_what_a_server_does_not_tell_is_not_called_evicted(self, details: Json) -> None:
+        @rx.function
+        def body(s: rx.ProgramState) -> None:
+            s += "a" + rx.gen("x") + "b" + rx.gen("y")
+
+        usage = {"prompt_tokens": 7, "completion_tokens": 5, "prompt_tokens_details": details}
+        answer = {"choices": [{"index": 0, "text": "a", "finish_reason": "stop"}], "usage": usage}
+
+        async def test(backend: OpenAI) -> rx.ProgramState:
+            return await body.run_async(backend=backend)
+
+        state, _ = run_on_programs_loop(answer, test)
+        report = str(state.cache_report())
+        assert ("does not say what it reused" in report) == (details is None)
+        assert ("? of 7 reused" in report) == (details is None)
+        assert state.cache_report().recomputed == 0 or details is not None
+
+
+class TestAddresses:
+    def test_routes_that_are_below_v1_are_found_out(self) -> None:
+        def handle(request: httpx.Request) -> httpx.Response:
+            if request.url.path == "/v1/models":
+                return httpx.Response(200, json={"data": [{"owned_by": "vllm"}]})
+            return httpx.Response(404)
+
+        with pytest.raises(InvalidCall, match="must end with /v1: use 'http://x/v1', got 'http://x'"):
+            run_handler(handle, lambda backend: backend.generate(call()), base_url="http://x")
+
+    def test_a_route_that_is_not_there_is_said_with_what_is_forgotten_most_often(self) -> None:
+        def handle(request: httpx.Request) -> httpx.Response:
+            return httpx.Response(404)
+
+        with pytest.raises(Unsupported, match=r"does not exist.*usually ends with /v1, got 'http://x/api'"):
+            run_handler(handle, lambda backend: backend.generate(call()), base_url="http://x/api")
+        with pytest.raises(Unsupported, match="does not exist") as caught:
+            run_handler(handle, lambda backend: backend.generate(call()), base_url="http://x/v1")
+        assert "usually" not in str(caught.value)
 
 
 class TestServers:

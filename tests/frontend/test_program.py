@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
+import re
 import subprocess
 import sys
 import threading
@@ -19,7 +21,13 @@ from radixlm.frontend.branch import Branch
 from radixlm.frontend.errors import BackendError, BranchFailed, Cancelled, InvalidCall, TimedOut
 from radixlm.frontend.program import DEFAULTS
 from radixlm.frontend.scripted import Scripted
+from radixlm.frontend.session import Defaults
 from testkit.gated_backend import GatedBackend
+
+
+@dataclasses.dataclass
+class Place:
+    name: str
 
 
 @rx.function
@@ -160,12 +168,13 @@ def test_every_default_that_a_run_may_set_reaches_the_call() -> None:
         "return_text_in_logprobs": True,
         "n": 2,
     }
-    assert set(values) | {"regex", "json_schema", "grammar"} == set(DEFAULTS)
+    assert {*values, "regex", "json_schema", "grammar", "choice", "relaxed", "compact"} == set(DEFAULTS)
     backend = Scripted("r")
     rx.function(lambda s: s.append("A" + rx.gen())).run(backend=backend, **values).sync()
     sampling = backend.calls[0].asked.sampling
     assert {name: getattr(sampling, name) for name in values} == values
-    for form in ({"regex": "r+"}, {"json_schema": '{"type": "object"}'}, {"grammar": 'root ::= "r"'}):
+    forms = ({"regex": "r+"}, {"json_schema": '{"type": "object"}'}, {"grammar": 'root ::= "r"'})
+    for form in (*forms, {"choice": ("r", "s")}):
         backend = Scripted("{}" if "json_schema" in form else "r")
         rx.function(lambda s: s.append(rx.gen())).run(backend=backend, **form).sync()
         ((name, value),) = form.items()
@@ -188,7 +197,6 @@ def test_every_argument_of_gen_reaches_the_call() -> None:
         "logprob_start_len": ("logprob_start_len", 0),
         "top_logprobs_num": ("top_logprobs_num", 2),
         "return_text_in_logprobs": ("return_text_in_logprobs", True),
-        "grammar": ("grammar", 'root ::= "r"'),
     }
     backend = Scripted("r")
     given = {name: value for name, (_, value) in values.items()}
@@ -209,11 +217,87 @@ def test_every_argument_of_gen_reaches_the_call() -> None:
         ({"timeout": 0}, "timeout must be a number of seconds above 0, got 0"),
         ({"timeout": "5"}, "timeout must be a number of seconds above 0, got '5'"),
         ({"backend": 7}, "a backend is an Engine, .*got 7"),
+        ({"max_new_tokens": "5"}, "max_new_tokens must be an integer, got '5'"),
+        ({"n": 2.0}, "n must be an integer, got 2.0"),
+        ({"seed": True}, "seed must be an integer, got True"),
+        ({"temperature": "hot"}, "temperature must be a number, got 'hot'"),
+        ({"ignore_eos": 1}, "ignore_eos must be True or False, got 1"),
+        ({"grammar": 3}, "grammar must be text, got 3"),
+        ({"choice": "yes"}, "choice must be a list of texts that are not empty, got 'yes'"),
+        ({"stream": "yes"}, "stream must be True or False, got 'yes'"),
+        ({"regex": "a", "grammar": "b"}, "one may be given, got regex and grammar"),
+        ({"temprature": 0}, "did you mean temperature?"),
+        ({"max_tokens": 5}, "did you mean max_new_tokens?"),
     ],
 )
 def test_wrong_options_are_said_before_anything_runs(options, message) -> None:
     with pytest.raises(InvalidCall, match=message):
         ask.run("Q", **{"backend": Scripted("r"), **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_token": 5}, "gen has no option 'max_token'; did you mean max_tokens?"),
+        ({"max_new_tokens": 5}, "gen has no option 'max_new_tokens'; did you mean max_tokens?"),
+        ({"temprature": 0}, "gen has no option 'temprature'; did you mean temperature?"),
+        ({"colour": 0}, "gen has no option 'colour'; its options are max_tokens, "),
+        ({"max_tokens": "5"}, "max_tokens must be an integer, got '5'"),
+        ({"relaxed": "yes"}, "relaxed must be True or False, got 'yes'"),
+        ({"choice": ["a", "a"]}, "choice must differ"),
+        ({"choice": ["a"], "regex": "a"}, "one may be given, got regex and choice"),
+    ],
+)
+def test_wrong_options_of_a_call_are_said_where_it_is_written(options, message) -> None:
+    with pytest.raises(InvalidCall, match=re.escape(message)):
+        rx.gen("x", **options)
+    if "max_token" in options:
+        with pytest.raises(InvalidCall, match=re.escape(message)):
+            rx.gen_int("x", **options)
+
+
+def test_numbers_of_other_libraries_are_numbers() -> None:
+    numpy = pytest.importorskip("numpy")
+    made = rx.gen("x", max_tokens=numpy.int64(5), temperature=numpy.float32(0.5))
+    assert dict(made.options) == {"max_new_tokens": 5, "temperature": 0.5}
+    assert [type(value) for value in made.options.values()] == [int, float]
+
+
+def test_how_a_schema_is_kept_to_goes_with_schemas_alone() -> None:
+    @rx.function
+    def body(s):
+        s += "A" + rx.gen("one", json_schema={"type": "object"}) + rx.gen("two")
+        s += rx.gen("three", json_schema={"type": "object"}, compact=False)
+
+    backend = Scripted(["{}", "text", "{}"])
+    assert body.run(backend=backend, relaxed=True, compact=True).error() is None
+    asked = [(call.asked.sampling.relaxed, call.asked.sampling.compact) for call in backend.calls]
+    assert asked == [(True, True), (False, False), (True, False)]
+
+
+def test_the_form_of_a_run_is_that_of_every_call_with_its_value() -> None:
+    @rx.function
+    def body(s):
+        s += "A" + rx.gen("place")
+
+    state = body.run(backend=Scripted('{"name": "Rome"}'), json_schema=Place)
+    assert state.value("place") == Place("Rome")
+    [state] = body.run_batch([()], backend=Scripted('{"name": "Rome"}'), json_schema=Place)
+    assert state.value("place") == Place("Rome")
+    assert body.run(backend=Scripted("[1]"), json_schema='{"type": "array"}').value("place") == [1]
+
+
+def test_a_form_of_a_call_takes_the_place_of_the_runs() -> None:
+    @rx.function
+    def body(s):
+        s += "A" + rx.gen_int("number") + rx.gen("text", choice=["yes", "no"])
+
+    backend = Scripted(["7", "yes"])
+    state = body.run(backend=backend, json_schema=Place, stop=".")
+    assert (state.value("number"), state.value("text")) == (7, "yes")
+    number, text = (call.asked.sampling for call in backend.calls)
+    assert (number.json_schema, number.stop) == (None, (".", " ", "\n"))
+    assert (text.json_schema, text.choice, text.stop) == (None, ("yes", "no"), (".",))
 
 
 def test_a_parameter_of_the_program_may_have_the_name_of_an_option() -> None:
@@ -324,7 +408,7 @@ def test_an_error_of_a_call_is_raised_where_its_value_is_read() -> None:
         s += "A" + rx.gen("x")
         s["x"]
 
-    with pytest.raises(BranchFailed, match="this branch failed before: BackendError: it broke") as caught:
+    with pytest.raises(BranchFailed, match=r"^gen\('x'\) failed: BackendError: it broke$") as caught:
         body.run(backend=Scripted(BackendError("it broke")))
     assert isinstance(caught.value.__cause__, BackendError)
 
@@ -411,7 +495,7 @@ def test_a_run_that_ends_in_time_is_not_touched_later() -> None:
 def test_a_launched_run_can_be_cancelled() -> None:
     backend = GatedBackend("reply")
     backend.shut("Q?")
-    run = ask.launch({"question": "Q"}, {"max_new_tokens": 5}, backend)
+    run = ask.launch({"question": "Q"}, Defaults({"max_new_tokens": 5}), backend)
     backend.wait_until_came("Q?")
     run.cancel(Cancelled("no longer needed"))
     run.wait()
@@ -422,7 +506,7 @@ def test_a_launched_run_can_be_cancelled() -> None:
 
 
 def test_a_launched_run_takes_a_tuple_of_arguments() -> None:
-    run = ask.launch(("Q",), {}, Scripted("r"))
+    run = ask.launch(("Q",), Defaults(), Scripted("r"))
     run.wait()
     assert run.state["answer"] == "r"
 

@@ -9,9 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from radixlm.frontend.call_checks import check_sampling
 from radixlm.frontend.errors import InvalidCall, Unreachable
 from radixlm.frontend.protocol import Frame, GenerateCall, Generated, Hint, Part, Plain, Sampling, ScoreCall
 from radixlm.frontend.scripted import Scripted
+from radixlm.runtime.engine_backend import sampling_of
+from radixlm.runtime.errors import InvalidRequest
 
 
 def call(*parts: Part, hint: Hint | None = None, **sampling: object) -> GenerateCall:
@@ -233,3 +236,110 @@ def test_frames_are_plain_unless_named_and_info_says_what_it_is() -> None:
 def test_a_piece_must_have_a_character() -> None:
     with pytest.raises(InvalidCall, match="piece"):
         Scripted(piece=0)
+
+
+WRONG: dict[str, list[object]] = {
+    "max_new_tokens": [-1, 1.5, "3", True],
+    "min_new_tokens": [-1, 129, "3"],
+    "n": [0, 1025, "2"],
+    "stop": [("",), ("x" * 1025,), ("x",) * 33, (3,), ("\ud83d",)],
+    "stop_regex": [("a*",), ("",)],
+    "stop_token_ids": [(-1,), ("a",), (True,)],
+    "temperature": [-0.1, float("nan"), float("inf"), "1"],
+    "top_p": [0, 1.1, "1"],
+    "top_k": [-2, 1.5],
+    "min_p": [-0.1, 1.5],
+    "frequency_penalty": [-2.5, 2.5],
+    "presence_penalty": [-2.5, 2.5],
+    "repetition_penalty": [0, -1.0],
+    "ignore_eos": [1, "yes"],
+    "seed": [2**64, -(2**63) - 1, "1", 1.0],
+    "json_schema": ["{", "[]", "3"],
+    "regex": ["x" * 9000],
+    "choice": [(), ("",), (1,)],
+    "relaxed": [True, 1],
+    "compact": [True],
+}
+RIGHT: dict[str, list[object]] = {
+    "max_new_tokens": [0, 10**6],
+    "min_new_tokens": [0, 128, None],
+    "n": [1, 2],
+    "stop": [("x",), ("x" * 1024,), ("x",) * 32],
+    "stop_regex": [("a+",), (r"\p{L}",)],
+    "stop_token_ids": [(), (0, 5)],
+    "temperature": [0, 0.0, 5],
+    "top_p": [0.1, 1, None],
+    "top_k": [-1, 0, 5, None],
+    "min_p": [0, 1],
+    "frequency_penalty": [-2, 2],
+    "presence_penalty": [-2, 2],
+    "repetition_penalty": [0.1, 50],
+    "ignore_eos": [True],
+    "seed": [-1, 2**64 - 1, None],
+    "json_schema": ["{}", "true"],
+    "regex": ["1"],
+    "grammar": ['root ::= "1"'],
+    "choice": [("1", "2")],
+}
+
+
+class TestChecks:
+    """What engines refuse is refused: a test must not pass with a call that no engine takes."""
+
+    @pytest.mark.parametrize(("name", "value"), [(name, each) for name in WRONG for each in WRONG[name]])
+    def test_what_the_engine_refuses_is_refused_by_its_name(self, name: str, value: object) -> None:
+        asked = call("a", **{name: value})
+        with pytest.raises(InvalidRequest):
+            sampling_of(asked.sampling)
+        with pytest.raises(InvalidCall, match=name):
+            one(Scripted("1"), asked)
+
+    @pytest.mark.parametrize(("name", "value"), [(name, each) for name in RIGHT for each in RIGHT[name]])
+    def test_what_the_engine_takes_is_taken(self, name: str, value: object) -> None:
+        options = {name: value, **({"max_new_tokens": 128} if name == "min_new_tokens" else {})}
+        sampling_of(Sampling(**options))  # type: ignore[arg-type]
+        check_sampling(Sampling(**options))  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("hold_s", [-1.0, 3601, float("nan"), "5", True])
+    def test_a_hold_that_no_engine_grants_is_refused(self, hold_s: object) -> None:
+        with pytest.raises(InvalidCall, match="hold_s must be a number of seconds from 0 to 3600"):
+            one(Scripted("1"), call("a", hint=Hint("p", hold_s=hold_s)))  # type: ignore[arg-type]
+
+    def test_two_forms_are_refused_and_so_is_a_stream_of_two_texts(self) -> None:
+        with pytest.raises(InvalidCall, match=r"at most one of .* got regex and choice"):
+            one(Scripted("1"), call("a", regex="1", choice=("1",)))
+
+        async def stream() -> None:
+            async for _ in Scripted("1").stream(call("a", n=2)):
+                pass
+
+        with pytest.raises(InvalidCall, match="a stream has one text, got n 2"):
+            asyncio.run(stream())
+
+    def test_a_refused_call_takes_no_reply_and_is_recorded_as_failed(self) -> None:
+        backend = Scripted(["only"])
+        with pytest.raises(InvalidCall, match="top_p"):
+            one(backend, call("a", top_p=2.0))
+        assert one(backend, call("a")).text == "only"
+        assert [each.state for each in backend.calls] == ["failed", "answered"]
+
+    def test_a_reply_is_one_of_the_choices(self) -> None:
+        with pytest.raises(InvalidCall, match="'3' is none of the choices"):
+            one(Scripted("3"), call("a", choice=("1", "2")))
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            ({"replies": 3}, "replies must be a text, .*, got 3"),
+            ({"replies": {3: "x"}}, "a key of replies must be .*, got 3"),
+            ({"replies": [3]}, "a scripted reply must be a text or an error, got 3"),
+            ({"piece": "3"}, "piece must be a count of at least 1, got '3'"),
+            ({"piece": 0}, "piece must be a count of at least 1, got 0"),
+            ({"limit": "no"}, "limit must be True or False, got 'no'"),
+            ({"scores": [1.0]}, r"scores must map .*, got \[1.0\]"),
+            ({"chat_template": 3}, "chat_template must be one of .*, got 3"),
+        ],
+    )
+    def test_wrong_arguments_are_quoted(self, arguments: dict[str, object], words: str) -> None:
+        with pytest.raises(InvalidCall, match=words):
+            one(Scripted(**{"replies": "x", **arguments}), call("a"))  # type: ignore[arg-type]

@@ -230,6 +230,38 @@ def test_values_of_a_joined_variable_are_parsed_one_by_one() -> None:
     assert run(body, Scripted(reply)).value("x") == [97, None, 99]
 
 
+@pytest.mark.parametrize("meta", [True, False])
+def test_a_value_that_was_cut_says_by_what(meta) -> None:
+    class Bare(Scripted):
+        async def generate(self, call):
+            return [dataclasses.replace(each, meta={}) for each in await super().generate(call)]
+
+    def body(s):
+        s += "A" + rx.gen("place", max_tokens=5, json_schema={"type": "object"})
+        forks = s.fork(2)
+        forks += rx.gen("each", max_tokens=6, json_schema={"type": "object"})
+        forks.join()
+
+    state = run(body, (Scripted if meta else Bare)('{"name": "Rome"}', limit=True))
+    for name in ("place", "each"):
+        with pytest.raises(rx.Unreadable, match=r"^the text was cut by max_tokens before its end: '\{\"nam"):
+            state.value(name)
+
+
+def test_a_value_that_was_not_cut_says_nothing_of_it() -> None:
+    state = run(lambda s: s.append(rx.gen("x", dtype=int)), Unchecked("seven"))
+    with pytest.raises(rx.Unreadable, match=r"^'seven' cannot be read as int"):
+        state.value("x")
+
+
+class Unchecked(Scripted):
+    """Does not hold its replies to any form."""
+
+    async def generate(self, call):
+        free = dataclasses.replace(call, sampling=dataclasses.replace(call.sampling, regex=None))
+        return await super().generate(free)
+
+
 def test_metadata_is_what_the_backend_told() -> None:
     state = run(lambda s: s.append("abc" + rx.gen("x", return_logprob=True)))
     meta = state.get_meta_info("x")
@@ -261,6 +293,28 @@ def test_a_name_nobody_set_on_a_failed_state_tells_the_failure() -> None:
         state["unheard"]
 
 
+def test_a_failure_is_told_by_what_failed_and_what_was_not_run_for_it() -> None:
+    def body(s):
+        s += "A" + rx.gen("x") + rx.gen("y")
+
+    state = run(body, Scripted(InvalidCall("too long")))
+    for name, words in (
+        ("x", "gen('x') failed: InvalidCall: too long"),
+        ("y", "not there, because gen('x') failed: InvalidCall: too long"),
+        ("unheard", "not there, because gen('x') failed: InvalidCall: too long"),
+    ):
+        with pytest.raises(BranchFailed) as caught:
+            state[name]
+        assert str(caught.value) == words
+        assert isinstance(caught.value.__cause__, InvalidCall)
+
+
+def test_a_block_that_cannot_begin_is_told_as_what_it_is() -> None:
+    state = run(lambda s: s.append(rx.user_begin() + rx.user_begin() + rx.gen("x")))
+    with pytest.raises(BranchFailed, match="not there, because appending failed: InvalidCall: a user block"):
+        state["x"]
+
+
 def test_what_is_appended_to_a_failed_state_fails_alike() -> None:
     state = run(lambda s: s.append(rx.gen("x")), Scripted(BackendError("it broke")))
     state.sync()
@@ -288,7 +342,7 @@ def test_many_threads_may_append_and_fork_at_once_and_nothing_is_lost() -> None:
         def work() -> None:
             for _ in range(50):
                 s.append("a")
-                s.fork(1)
+                kept.append(s.fork(1))
 
         workers = [threading.Thread(target=work) for _ in range(8)]
         for worker in workers:
@@ -296,9 +350,10 @@ def test_many_threads_may_append_and_fork_at_once_and_nothing_is_lost() -> None:
         for worker in workers:
             worker.join()
 
+    kept: list = []
     state = run(body)
     assert state.text() == "a" * 400
-    branches = state.branch.session.branches
+    branches = [state.branch, *(fork.branch for group in kept for fork in group)]
     assert len({branch.program_id for branch in branches}) == len({branch.path for branch in branches}) == 401
 
 
@@ -341,6 +396,23 @@ def test_a_fork_expects_what_its_parent_computed() -> None:
     report = run(body)["child"].cache_report()
     (call,) = report.calls
     assert (call.prompted, call.reused, call.expected, call.recomputed) == (16, 14, 14, 0)
+
+
+def test_the_report_counts_the_calls_of_forks_though_they_are_gone() -> None:
+    def body(s):
+        s += "0123456789" + rx.gen("x")
+        forks = s.fork(3)
+        forks += rx.gen("y")
+        forks.join()
+        inner = s.copy().copy()
+        inner += rx.gen("z")
+        s.set_var("child", forks[1])
+
+    state = run(body)
+    report = state.cache_report()
+    assert [call.name for call in report.calls] == ["x", "y", "y", "y", "z"]
+    assert report.prompted == 10 + 4 * 15
+    assert [call.name for call in state["child"].cache_report().calls] == ["y"]
 
 
 def test_a_select_is_counted_as_well() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -252,16 +254,69 @@ def test_a_run_beside_a_trace_is_a_run() -> None:
     backend = Scripted(" because")
 
     @function
-    def runs_another(s: ProgramState) -> None:
+    def waits(s: ProgramState) -> None:
         s += "before"
-        thread = threading.Thread(target=lambda: done.append(answer.run("?", backend=backend)["answer"]))
-        thread.start()
-        thread.join()
+        inside.set()
+        assert over.wait(10)
         s += "after"
 
+    def run_another() -> None:
+        assert inside.wait(10)
+        done.append(answer.run("?", backend=backend)["answer"])
+        over.set()
+
+    inside, over = threading.Event(), threading.Event()
     done: list[object] = []
-    assert trace(runs_another).prefix_text() == "beforeafter"
+    thread = threading.Thread(target=run_another)
+    thread.start()
+    assert trace(waits).prefix_text() == "beforeafter"
+    thread.join()
     assert done == [" because"]
+
+
+_POOL = ThreadPoolExecutor(1)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda work: threading.Thread(target=work).start(),
+        lambda work: threading.Timer(0, work).start(),
+        lambda work: _thread.start_new_thread(work, ()),
+        lambda work: ThreadPoolExecutor(1).submit(work),
+        lambda work: list(ThreadPoolExecutor(2).map(lambda _: work(), range(2))),
+        lambda work: _POOL.submit(work),
+    ],
+    ids=["thread", "timer", "bare thread", "pool", "map", "pool that runs already"],
+)
+def test_a_traced_body_starts_no_program_on_a_thread(way: Callable[[Callable[[], object]], object]) -> None:
+    @function
+    def hands_over(s: ProgramState) -> None:
+        s += "before"
+        way(lambda: answer.run("?", backend=backend))
+        s += "after"
+
+    _POOL.submit(int).result()
+    backend = Scripted(" because")
+    found = trace(hands_over)
+    assert found.prefix_text() == "before"
+    assert not found.reached_call
+    _POOL.submit(int).result()
+    assert backend.calls == []
+
+
+def test_after_a_trace_threads_are_started_as_before() -> None:
+    for _ in range(2):
+        trace(answer)
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(int).result(10) == 0
+
+
+def test_the_key_of_many_items_copies_no_argument() -> None:
+    text = "a long text"
+    (first, second) = trace(answer).keys([{"question": text}, {"question": text}])
+    assert any(piece is text for piece in first)
+    assert first == second
 
 
 # -- constants of a batch

@@ -117,7 +117,7 @@ def test_figures_say_quality_tokens_reuse_and_time() -> None:
     tokens = {"prompt_tokens": 2000, "cached_tokens": 1500, "optimal_tokens": 1600, "generated_tokens": 90}
     figures = Figures("demo", rows, {"all_right": 1.0}, {"words": 12.0}, tokens, 2.25)
     assert figures.text().splitlines() == [
-        "quality  all right 100.0%, words 12.0, 1 of 2 failed",
+        "quality  all right 100.0%, words 12.0 (1 item: too few to compare models by), 1 of 2 failed",
         "tokens   2,000 in prompts, 90 generated",
         "reuse    1,500 tokens of prompts were found in the cache; 1,600 could, so 93.8% of optimal",
         "time     2.2 s for 2 items",
@@ -126,9 +126,18 @@ def test_figures_say_quality_tokens_reuse_and_time() -> None:
     assert figures.failed == [rows[1]]
 
 
+@pytest.mark.parametrize(("cached", "said"), [(2715, "99.9%"), (2716, "100.0%"), (2700, "99.4%")])
+def test_what_is_not_all_of_it_is_not_called_all(cached: int, said: str) -> None:
+    tokens = {"prompt_tokens": 3000, "cached_tokens": cached, "optimal_tokens": 2716, "forced_tokens": 0}
+    text = Figures("demo", [{"item": 0, "x": 1}] * 40, {"x": 1.0}, {}, tokens, 1.0).text()
+    assert f"so {said} of optimal" in text
+    assert "forced" not in text
+    assert "too few" not in text
+
+
 def test_figures_say_what_a_backend_does_not_count() -> None:
     text = Figures("demo", [], {}, {}, {}, 0.0).text()
-    assert "nothing was measured" in text
+    assert "nothing was run" in text
     assert "does not count them" in text
     assert "does not say what could have been found" in text
     nothing = {"prompt_tokens": 5, "cached_tokens": 0, "optimal_tokens": 0}

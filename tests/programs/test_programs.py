@@ -78,11 +78,87 @@ def test_a_failed_item_is_a_row_with_its_error_and_others_are_kept(tmp_path: Pat
     assert [row["item"] for row in figures.rows] == [0, 1, 2]
     assert "the line is dead" in str(figures.rows[1]["error"])
     assert [row.get("correct") for row in figures.rows] == [True, None, True]
-    assert "correct 100.0%, 1 of 3 failed" in figures.text()
+    assert "correct 100.0% (2 items: too few to compare models by), 1 of 3 failed" in figures.text()
 
 
 def test_only_the_first_items_are_run_where_that_is_asked_for() -> None:
     assert len(prepare("few_shot_qa", n=3).items) == 3
+
+
+@pytest.mark.parametrize("n", [0, -1, True, "2"])
+def test_a_number_of_items_that_is_none_is_refused(n: object) -> None:
+    with pytest.raises(DataError, match=f"n must be a count of at least 1, got {n!r}"):
+        prepare("few_shot_qa", n=n)  # type: ignore[arg-type]
+
+
+def test_more_items_than_there_are_are_refused(tmp_path: Path) -> None:
+    data = tmp_path / "two.jsonl"
+    data.write_text('{"question": "?", "answer": "1"}\n' * 2)
+    with pytest.raises(DataError, match=r"two\.jsonl holds 2 items, and n is 3"):
+        prepare("few_shot_qa", data=data, n=3)
+
+
+BAD = {
+    "few_shot_qa": [
+        ({"question": "?", "answer": "none at all"}, "answer must end in a number, .* got 'none at all'"),
+        ({"question": "?", "answer": "3 + 4 = 7, so #### seven"}, "answer must end in a number"),
+        ({"question": " ", "answer": "1"}, 'question must be a text that is not empty, got " "'),
+        ({"question": "?", "answer": 7}, "answer must be text, got 7"),
+        ({"question": "?"}, "key 'answer' is missing"),
+    ],
+    "self_consistency": [({"question": "?", "answer": "many"}, "answer must end in a number")],
+    "tree_of_thought": [({"question": "?", "answer": "many"}, "answer must end in a number")],
+    "rag_answer": [
+        ({"question": "?", "answer": ""}, 'answer must be a text, .* got ""'),
+        ({"question": "?", "answer": "a||b"}, "none empty"),
+        ({"question": "", "answer": "a"}, "question must be"),
+    ],
+    "react_agent": [
+        ({"question": "?", "answer": "a|"}, "none empty"),
+        ({"answer": "a"}, "'question' is missing"),
+    ],
+    "llm_judge": [({"text": ""}, "text must be"), ({"text": ["a"]}, "text must be text")],
+    "json_extraction": [
+        ({"text": " "}, "text must be"),
+        ({"text": "a", "expected": []}, "expected must be an object"),
+        ({"text": "a", "schema": "x"}, "schema must be an object or null"),
+    ],
+    "multi_turn_chat": [
+        ({"turns": ["a", ""]}, "a turn must be"),
+        ({"turns": ["a"], "expected": ["b", "c"]}, "expected holds 2 texts for 1 turns"),
+        ({"turns": ["a"], "expected": ["b|"]}, "none empty"),
+        ({"turns": "a"}, "turns must be a list"),
+    ],
+    "multiple_choice": [
+        ({"ctx": "a", "endings": [], "label": 0}, "endings must hold the texts to choose from"),
+        ({"ctx": "", "endings": ["b"], "label": 0}, "ctx must be"),
+    ],
+    "skeleton_of_thought": [
+        ({"question": "?", "keywords": ["a", ""]}, "a word of keywords must be"),
+        ({"question": ""}, "question must be"),
+    ],
+    "generative_agents": [({"generate_pronunciatio": None}, "generate_pronunciatio must be an object")],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "said"), [(name, *each) for name, lines in BAD.items() for each in lines]
+)
+def test_what_no_answer_could_be_held_against_is_refused_with_file_and_line(
+    name: str, line: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text(f"\n{json.dumps(line)}\n")
+    with pytest.raises(DataError, match=rf"data\.jsonl, line 2: .*{said}"):
+        prepare(name, data=data)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_empty_file_is_refused(name: str, tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text("\n")
+    with pytest.raises(DataError, match=r"data\.jsonl holds no items"):
+        prepare(name, data=data)
 
 
 def test_a_program_that_searches_nothing_takes_no_documents(tmp_path: Path) -> None:
@@ -470,6 +546,16 @@ def test_each_kind_of_call_is_replayed(kind: str, tmp_path: Path) -> None:
     assert row["answer"] == reply.split("\n")[0].strip()
 
 
+def test_quality_says_why_there_is_none_and_of_how_many_items_it_is(tmp_path: Path) -> None:
+    ungraded = {"poignancy_event": CALLS["poignancy_event"][0]}
+    figures = run("generative_agents", [ungraded], Scripted(" 3"), tmp_path)
+    assert "nothing was measured: none of these items says what a right answer is" in figures.text()
+    drawn = {"generate_pronunciatio": {"action": "reading"}}
+    backend = Scripted({"reading:": " 📖", "Al sits": " 3"})
+    figures = run("generative_agents", [ungraded, drawn], backend, tmp_path)
+    assert "drawn 100.0% (of 1 that can be graded)" in figures.text()
+
+
 def test_places_are_graded_where_they_are_known_and_pictures_by_what_they_are(tmp_path: Path) -> None:
     lines = [
         {"action_location_object": CALLS["action_location_object"][0], "expected": "room"},
@@ -490,8 +576,16 @@ def test_places_are_graded_where_they_are_known_and_pictures_by_what_they_are(tm
         ({"dance": {}}, "got dance"),
         ({"generate_pronunciatio": {"action": "a"}, "poignancy_event": {}}, "needs exactly one of"),
         ({"generate_pronunciatio": {"acts": "a"}}, "generate_pronunciatio takes action, got acts"),
-        ({"generate_pronunciatio": {"action": 3}}, "details must be an object"),
-        ({"generate_pronunciatio": "run"}, "details must be an object"),
+        ({"generate_pronunciatio": {"action": 3}}, "generate_pronunciatio must be .*got {'action': 3}"),
+        ({"generate_pronunciatio": "run"}, "generate_pronunciatio must be an object .*got 'run'"),
+        (
+            {"action_location_object": CALLS["action_location_object"][0], "expected": "attic"},
+            r"expected must be one of the places \(room, yard\), got 'attic'",
+        ),
+        (
+            {"generate_pronunciatio": {"action": "a"}, "expected": "b"},
+            "generate_pronunciatio chooses no place",
+        ),
         (
             {
                 "action_location_object": {
