@@ -116,7 +116,7 @@ async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "registered for this class"
     status, said, headers = error.status_code, str(error.detail), error.headers
     if status == 405:  # each method has a route of its own, and Starlette names those of one
-        allowed = ", ".join(_methods(request))
+        allowed = ", ".join(_methods(request)) or (headers or {}).get("Allow", "")
         headers = {"Allow": allowed}
         said = f"{request.url.path} takes {allowed}, got {request.method}"
     kind = "not_found_error" if status == 404 else "invalid_request_error"

@@ -46,7 +46,7 @@ async def chat_completions(request: Request) -> Response:
     call = parse(body, context)
     if call.stream:
         events = _events(context, call, tenant(request), request.scope)
-        return EventStream(events, context.settings.stream_idle_timeout)
+        return EventStream(events)
     reply = await until_gone(request, _whole(context, call, tenant(request), request.scope))
     if reply is None:
         return json_reply(None, CLIENT_GONE)

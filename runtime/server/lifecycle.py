@@ -19,7 +19,7 @@ import uvicorn
 
 from ..errors import InvalidConfig
 from .app import build_app
-from .connection import Connection
+from .connection import connections
 from .context import ServerContext
 from .engine_face import EngineFace
 from .settings import ServerSettings
@@ -30,9 +30,10 @@ _SWITCH_SECONDS = 0.0005
 """How long another thread may keep the interpreter from the engine, which lets it go and wants it back some
 hundred times a step."""
 _END_SECONDS = 1.0
-"""Of the time for a shutdown, what is kept for giving up the rest and ending the process."""
-_MARGIN_SECONDS = 2.0
-"""What answers may take to be sent once nothing runs any more, before connections are closed."""
+"""Of the time for a shutdown, what is kept for sending the last answers, giving up the rest and ending the
+process."""
+_SEND_SECONDS = 0.5
+"""What the last answers have at least to be sent in, however short the time for a shutdown is."""
 
 
 def listen(settings: ServerSettings) -> socket.socket:
@@ -93,7 +94,7 @@ class EndpointServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=Connection,
+                http=connections(settings.stream_idle_timeout),
                 log_config=None,
                 access_log=False,
                 lifespan="on",
@@ -121,9 +122,10 @@ class EndpointServer(uvicorn.Server):
         draining = asyncio.ensure_future(self.context.service.drain(timeout - kept))
         while not (draining.done() or self.force_exit):
             await asyncio.wait((draining,), timeout=0.1)
-        await asyncio.wait((closing,), timeout=0 if self.force_exit else _MARGIN_SECONDS)
-        for task in list(
-            self.server_state.tasks
-        ):  # of clients that never sent all of their request, or do not read
+        await asyncio.wait((closing,), timeout=0 if self.force_exit else max(kept / 2, _SEND_SECONDS))
+        for task in list(self.server_state.tasks):  # of clients that never sent all of their request
             task.cancel()
+        await asyncio.wait((closing,), timeout=0 if self.force_exit else kept / 4)
+        for connection in list(self.server_state.connections):  # of clients that do not read
+            connection.transport.abort()
         await closing

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 from datetime import UTC, datetime
+
+_MOST_KINDS = 100
 
 
 class JsonLines(logging.Formatter):
@@ -23,11 +26,32 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
+class Repeats(logging.Filter):
+    """Lets an error of asyncio pass once a second: where no more files can be opened it tells of every
+    connection that it cannot accept, thousands a second, each with a traceback."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name != "asyncio":
+            return True
+        text = str(record.msg).partition("\n")[0]
+        is_new = record.created - self._last.get(text, -math.inf) >= 1.0
+        if is_new:
+            if len(self._last) >= _MOST_KINDS:
+                self._last.clear()
+            self._last[text] = record.created
+        return is_new
+
+
 def set_up_logs(level: str) -> None:
-    """For this process, of the server's own and of uvicorn's loggers."""
+    """For this process, of the server's own loggers, uvicorn's and asyncio's."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
-    for name in ("radixlm", "uvicorn"):
+    handler.addFilter(Repeats())
+    for name in ("radixlm", "uvicorn", "asyncio"):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.setLevel(level.upper())

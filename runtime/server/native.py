@@ -70,7 +70,7 @@ async def generate(request: Request) -> Response:
     answers = _answers(context, call, tenant(request), request.scope)
     if call.stream:
         chunks = _chunks(answers, call.is_list, arrived)
-        return EventStream(chunks, context.settings.stream_idle_timeout)
+        return EventStream(chunks)
     written = await until_gone(request, _whole(answers, call.is_list, arrived))
     if written is None:
         return json_reply(None, CLIENT_GONE)

@@ -115,8 +115,8 @@ def _refuse_structure(names: Mapping[str, object], place: str) -> None:
     for name, value in names.items():
         if _STRUCTURE.search(name) and value not in (None, "", False):
             raise InvalidRequest(
-                f"{name} is unknown {place}; structured output is regex, json_schema, ebnf or structural_tag "
-                f"in sampling_params; got {quote(value)}"
+                f"{quote(name)} is unknown {place}; structured output is regex, json_schema, ebnf or "
+                f"structural_tag in sampling_params; got {quote(value)}"
             )
 
 

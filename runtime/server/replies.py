@@ -1,21 +1,19 @@
 """How answers leave: JSON in one piece or server-sent events, with an end as soon as the client goes.
 
 `until_gone` runs the work of a request beside a wait for the disconnect; EventStream does so while it sends.
-A client that does not read is given up after a time. What must hold: the body's generator is closed whatever
-happens, so that what it started is aborted.
+What must hold: the body's generator is closed whatever happens, so that what it started is aborted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import math
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from .failures import body_of, headers_of, status_of
 
@@ -72,20 +70,16 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], idle_timeout: float) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
-        self._idle_timeout = idle_timeout or math.inf
-        self._sends_since: float | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send_all(scope, receive, send))
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
-            while not (sending.done() or gone.done()) and (patience := self._patience()) > 0:
-                timeout = None if patience == math.inf else patience
-                await asyncio.wait((sending, gone), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
         finally:
             gone.cancel()
             if not sending.done():
@@ -102,22 +96,14 @@ class EventStream(Response):
             await error_reply(error)(scope, receive, send)
             return
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await self._send(send, first)
+        await send(_part(first))
         try:
             async for part in self._events:
-                await self._send(send, part)
+                await send(_part(part))
         except Exception as error:
-            await self._send(send, event_of(body_of(error)) + DONE)
-        await self._send(send, b"", more=False)
+            await send(_part(event_of(body_of(error)) + DONE))
+        await send(_part(b"", more=False))
 
-    async def _send(self, send: Send, part: bytes, *, more: bool = True) -> None:
-        self._sends_since = asyncio.get_running_loop().time()
-        await send({"type": "http.response.body", "body": part, "more_body": more})
-        self._sends_since = None
 
-    def _patience(self) -> float:
-        """How many seconds more a client that does not read what it is sent may take. When they are over, the
-        answer is left without a last chunk, which tells the client that this is not all."""
-        since = self._sends_since
-        waited = 0.0 if since is None else asyncio.get_running_loop().time() - since
-        return self._idle_timeout - waited
+def _part(body: bytes, *, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": body, "more_body": more}

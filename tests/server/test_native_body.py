@@ -158,7 +158,7 @@ def test_what_looks_like_structured_output_is_never_dropped(name: str) -> None:
 
 
 def test_structure_beside_the_options_is_refused() -> None:
-    assert "regex is unknown beside sampling_params" in refusal(regex="[ab]")
+    assert "'regex' is unknown beside sampling_params" in refusal(regex="[ab]")
 
 
 @pytest.mark.parametrize("name", ["image_data", "input_embeds", "lora_path", "session_params"])

@@ -69,7 +69,7 @@ class Source:
 def test_a_stream_is_sent_to_its_end() -> None:
     async def test() -> None:
         client, source = Client(), Source(b"a", b"b", DONE)
-        await EventStream(source.events(), 1.0)(SCOPE, client.receive, client.send)
+        await EventStream(source.events())(SCOPE, client.receive, client.send)
         assert client.body == b"ab" + DONE
         assert [message["type"] for message in client.got[:1]] == ["http.response.start"]
         headers = dict(client.got[0]["headers"])
@@ -85,7 +85,7 @@ def test_an_error_before_the_first_event_is_an_ordinary_reply() -> None:
     async def test() -> None:
         client = Client()
         source = Source(InvalidRequest("n must be an integer, got 'x'"))
-        await EventStream(source.events(), 1.0)(SCOPE, client.receive, client.send)
+        await EventStream(source.events())(SCOPE, client.receive, client.send)
         assert client.got[0]["status"] == 400
         assert b"n must be an integer, got 'x'" in client.body
 
@@ -96,7 +96,7 @@ def test_a_later_error_is_an_event_and_then_the_stream_is_done() -> None:
     async def test() -> None:
         client = Client()
         source = Source(event_of({"a": 1}), RequestFailed("the step failed: it did"))
-        await EventStream(source.events(), 1.0)(SCOPE, client.receive, client.send)
+        await EventStream(source.events())(SCOPE, client.receive, client.send)
         first, second, last = client.body.split(b"\n\n")[:3]
         assert first == b'data: {"a":1}'
         assert b'"message":"the step failed: it did","type":"server_error"' in second
@@ -109,7 +109,7 @@ def test_a_later_error_is_an_event_and_then_the_stream_is_done() -> None:
 def test_an_error_that_is_not_ours_tells_only_its_kind() -> None:
     async def test() -> None:
         client = Client()
-        await EventStream(Source(b"a", KeyError("secret")).events(), 1.0)(SCOPE, client.receive, client.send)
+        await EventStream(Source(b"a", KeyError("secret")).events())(SCOPE, client.receive, client.send)
         assert b"internal error: KeyError" in client.body
         assert b"secret" not in client.body
 
@@ -120,7 +120,7 @@ def test_a_client_that_leaves_ends_the_stream_while_it_waits_for_more() -> None:
     async def test() -> None:
         client, source = Client(), Source(b"a")
         sending = asyncio.ensure_future(
-            EventStream(source.events(endless=True), 1.0)(SCOPE, client.receive, client.send)
+            EventStream(source.events(endless=True))(SCOPE, client.receive, client.send)
         )
         while client.body != b"a":
             await asyncio.sleep(0)
@@ -135,20 +135,9 @@ def test_a_client_that_leaves_before_the_first_event_ends_the_stream() -> None:
     async def test() -> None:
         client, source = Client(), Source()
         client.leave.set()
-        await EventStream(source.events(endless=True), 1.0)(SCOPE, client.receive, client.send)
+        await EventStream(source.events(endless=True))(SCOPE, client.receive, client.send)
         assert source.closed
         assert client.got == []
-
-    run(test())
-
-
-def test_a_client_that_does_not_read_is_given_up() -> None:
-    async def test() -> None:
-        client, source = Client(reads=2), Source(b"a", b"b")
-        await EventStream(source.events(endless=True), 0.01)(SCOPE, client.receive, client.send)
-        assert source.closed
-        assert client.body == b"a"
-        assert all(message.get("more_body", True) for message in client.got)
 
     run(test())
 
