@@ -159,6 +159,12 @@ class Engine:
         return not self._scheduler.is_idle or bool(self._unready) or self._guides.has_checks
 
     @property
+    def next_hold_end(self) -> float | None:
+        """In how many seconds the time of a hold is over, which `stats` and `step` look at; None if there is
+        none."""
+        return self._scheduler.next_hold_end
+
+    @property
     def max_length(self) -> int:
         """The most tokens a sequence can have, prompt and output: what context and pool allow."""
         return self._scheduler.max_length
@@ -186,6 +192,7 @@ class Engine:
     def stats(self) -> EngineStats:
         if (elsewhere := self._elsewhere) is not None:
             return elsewhere.snapshot()
+        self._scheduler.expire_holds()  # nobody is told of one that is over
         return self._meter.stats(self.cache, self._scheduler.stats())
 
     def compile(self, spec: GrammarSpec) -> Future[CompiledGrammar]:
@@ -258,6 +265,8 @@ class Engine:
         self._arrivals |= dict.fromkeys(self._keys[request.id], perf_counter())
         if spec is not None and compiled is None:
             self._unready[request.id] = sequences
+            for seq in sequences:
+                self._scheduler.expect(seq)
         else:
             self._schedule(sequences, compiled)
 
@@ -293,12 +302,9 @@ class Engine:
         if how not in get_args(Ending):
             raise InvalidRequest(f"a program is {', '.join(get_args(Ending))}, got {how!r}")
         program_ids = [program_id for program_id in program_ids if program_id]  # "" is no program
-        if how == "cancelled":
-            names = set(program_ids)
-            for request_id, (first, *_) in list(self._unready.items()):
-                if first.request.hint.program_id in names:
-                    self.abort(request_id)
-        self._scheduler.end_programs(program_ids, how)
+        unready = self._scheduler.end_programs(program_ids, how)
+        for request_id in dict.fromkeys(seq.request.id for seq in unready):
+            self.abort(request_id)
 
     def step(self) -> list[Event]:
         """Compute one step and return its news. A step that raises ends the sequences in it with an error;

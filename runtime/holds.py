@@ -64,6 +64,11 @@ class Holds:
     def stats(self) -> HoldStats:
         return HoldStats(len(self._kept), self._granted, self._refused, self._broken)
 
+    @property
+    def next_end(self) -> float | None:
+        """The seconds until the nearest deadline, less than 0 behind it; None if there is none."""
+        return self._deadlines[0][0] - self._clock() if self._deadlines else None
+
     def has(self, program_id: str) -> bool:
         return program_id in self._kept
 

@@ -8,6 +8,7 @@ said to. It knows neither sequences nor pages, nor what an ending does.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 MOST_LINKS = 1 << 14
 
@@ -40,10 +41,11 @@ class Lineage:
         """In the order in which they came."""
         return list(self._children.get(parent, ()))
 
-    def family_of(self, head: str) -> list[str]:
-        """It, and all that were forked from it or from one of these; each once, whatever callers said."""
-        found = {head: None}
-        todo = [head]
+    def family_of(self, heads: Iterable[str]) -> list[str]:
+        """These, and all that were forked from one of them or from one of those; each once, whatever callers
+        said, and looked at once, however many heads are of one family."""
+        found = dict.fromkeys(heads)
+        todo = list(found)
         while todo:
             fresh = [child for child in self.children_of(todo.pop()) if child not in found]
             found.update(dict.fromkeys(fresh))

@@ -19,7 +19,8 @@ from .types import Ending, FinishReason, SequenceKey
 
 
 class Programs:
-    """Told by the scheduler of each sequence, when it comes and when it has given its lease back."""
+    """Told by the scheduler of each sequence, when it comes or is expected and when it has given its lease
+    back."""
 
     def __init__(self, cache: PrefixCache, holds: Holds) -> None:
         self._cache = cache
@@ -37,10 +38,12 @@ class Programs:
         return self._endings.get(seq.request.hint.program_id) == "cancelled"
 
     def begin(self, seq: Sequence) -> None:
+        """It is under way, whether it was expected or not."""
         program_id = seq.request.hint.program_id
-        if program_id:
-            self._live.setdefault(program_id, {})[seq.key] = seq
-            self._lineage.note(program_id, seq.request.hint.parent_id)
+        if not program_id or seq.key in self._live.get(program_id, ()):
+            return
+        self._live.setdefault(program_id, {})[seq.key] = seq
+        self._lineage.note(program_id, seq.request.hint.parent_id)
 
     def leave(self, seq: Sequence, reason: FinishReason) -> None:
         """It has ended. Its prefix is held if it asked for that and ended by itself."""
@@ -63,8 +66,7 @@ class Programs:
         """See Ending. Returns the sequences that are to be aborted."""
         stopped: list[Sequence] = []
         if how == "cancelled":
-            families = [self._lineage.family_of(program_id) for program_id in program_ids]
-            program_ids = dict.fromkeys(each for family in families for each in family)
+            program_ids = self._lineage.family_of(program_ids)
         for program_id in program_ids:
             self._holds.release(program_id)
             live = self._live.get(program_id, {})

@@ -127,6 +127,11 @@ class Scheduler:
         private = sum(max(0, seq.computed - lease.published) for seq, lease in leases if lease is not None)
         return self._cache.cached_tokens + private
 
+    @property
+    def next_hold_end(self) -> float | None:
+        """In how many seconds the time of a hold is over; None if there is none."""
+        return self._holds.next_end
+
     def stats(self) -> SchedulerStats:
         holds = self._holds.stats()
         return SchedulerStats(
@@ -191,11 +196,21 @@ class Scheduler:
             self._aborting.append(seq)
         return True
 
-    def end_programs(self, program_ids: Iterable[str], how: Ending) -> None:
-        """See Ending. What runs of cancelled ones ends as if it was aborted, but leaves nothing cached."""
-        for seq in self._programs.end(program_ids, how):
-            self.abort(seq.key)
+    def expect(self, seq: Sequence) -> None:
+        """It will be added later: its program has it from now on."""
+        self._programs.begin(seq)
+
+    def end_programs(self, program_ids: Iterable[str], how: Ending) -> list[Sequence]:
+        """See Ending. What runs of cancelled ones ends as if it was aborted, but leaves nothing cached.
+        Returns what is to be aborted of those that are expected."""
+        stopped = self._programs.end(program_ids, how)
         self._blocked = False
+        return [seq for seq in stopped if not self.abort(seq.key)]
+
+    def expire_holds(self) -> None:
+        """End the holds whose time is over; each plan does so by itself."""
+        if self._holds.expire():
+            self._blocked = False
 
     def release_holds(self) -> None:
         """End all holds."""
@@ -207,8 +222,7 @@ class Scheduler:
         Ends what was aborted, and what asks for nothing that is not cached: see take_ended."""
         assert self._in_flight is None, "a plan is committed or failed before the next one is made"
         self.end_aborted()
-        if self._holds.expire():
-            self._blocked = False
+        self.expire_holds()
         if not self._sequences:
             return None
         preempted: list[Sequence] = []
@@ -279,26 +293,35 @@ class Scheduler:
             self._holds.give_way(decision.give_way)
 
     def _ask(self, preempted: list[Sequence]) -> tuple[list[WaitingView], Decision]:
-        budget = Budget(
+        """What the policy says now. Pages are counted once those that need none have ended: the hold that one
+        of them takes, or its program's end, makes other pages free, evictable or held."""
+        running = [self._running_view(seq) for seq in self._running.values()]
+        waiting = self._waiting_views(running)
+        decision = decide(self._policy, running, waiting, self._budget(preempted))
+        self._blocked = self._blocked or decision.blocked
+        return waiting, decision
+
+    def _budget(self, preempted: list[Sequence]) -> Budget:
+        return Budget(
             tokens=self._chunk_size,
             slots=self._slots,
-            pages=self._cache.free_pages + self._cache.evictable_pages,
+            pages=self._available_pages,
             page_size=self._cache.page_size,
             shares=self._cache.enabled,
             above=max((seq.request.priority for seq in preempted), default=None),
             idle_held=self._cache.idle_held_pages,
             beside_holds=self._cache.num_pages - self._cache.held_pages,
         )
-        running = [self._running_view(seq) for seq in self._running.values()]
-        waiting = self._waiting_views(running, budget.pages)
-        decision = decide(self._policy, running, waiting, budget)
-        self._blocked = self._blocked or decision.blocked
-        return waiting, decision
 
-    def _waiting_views(self, running: list[RunningView], pages: int) -> list[WaitingView]:
-        """The candidates that have something to compute; those that have nothing end here."""
+    @property
+    def _available_pages(self) -> int:
+        return self._cache.free_pages + self._cache.evictable_pages
+
+    def _waiting_views(self, running: list[RunningView]) -> list[WaitingView]:
+        """The candidates that have something to compute; those that have nothing end here, and then all are
+        looked at again: whatever is returned was seen after the last of these ends."""
         while True:
-            views = [self._waiting_view(seq, pages) for seq in self._candidates(running)]
+            views = [self._waiting_view(seq) for seq in self._candidates(running)]
             answered = [self._sequences[view.key] for view in views if view.remaining == 0]
             if not answered:
                 return views
@@ -365,7 +388,7 @@ class Scheduler:
             group=_group(seq),
         )
 
-    def _waiting_view(self, seq: Sequence, pages: int) -> WaitingView:
+    def _waiting_view(self, seq: Sequence) -> WaitingView:
         namespace = seq.request.namespace
         peek = self._cache.peek(seq.tokens, namespace)
         length = len(seq.tokens)
@@ -378,7 +401,7 @@ class Scheduler:
             tokens=seq.tokens,
             cached=peek.cached_tokens,
             remaining=length - start,
-            pages=peek.needed(seq.reach) + pages - peek.room,
+            pages=peek.needed(seq.reach) + self._available_pages - peek.room,
             preempted=seq.preemptions > 0,
             passed_over=seq.passed_over,
             own_pages=None

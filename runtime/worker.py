@@ -154,7 +154,8 @@ class EngineThread:
             with self._wake:
                 while not (self._commands or self._stopping or self._engine.has_work):
                     self._busy_since = None
-                    self._wake.wait()
+                    self._stats = self._engine.stats()  # without holds that ended while it slept
+                    self._wake.wait(_bounded(self._engine.next_hold_end))
                     self._busy_since = monotonic()
                 if self._stopping:
                     return False
@@ -225,6 +226,11 @@ class _Command(Generic[T]):
     def refuse(self, error: EngineStopped) -> None:
         if self.future.set_running_or_notify_cancel():
             self.future.set_exception(error)
+
+
+def _bounded(seconds: float | None) -> float | None:
+    """As long as a lock can be waited for."""
+    return None if seconds is None else min(seconds, threading.TIMEOUT_MAX)
 
 
 def _tell(deliver: Deliver, event: Event) -> bool:

@@ -379,6 +379,33 @@ def test_a_call_of_a_cancelled_program_ends_while_its_grammar_is_compiled(
     assert [event.finish_reason for event in events] == ["abort", "abort"]
 
 
+def test_what_was_forked_off_a_cancelled_program_ends_while_its_grammar_is_compiled(
+    open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = open_engine()
+    with compiled_as(monkeypatch, None):
+        engine.add(Request("child", (5, 6), params(regex="a", n=2), hint=Hint("child", parent_id="agent")))
+        engine.add(Request("grandchild", (5, 6), params(regex="a"), hint=Hint("grand", parent_id="child")))
+        engine.end_programs(["another"], "cancelled")
+        assert engine.step() == []
+        engine.end_programs(["agent"], "cancelled")
+        ended = [event.request_id for event in run_out(engine) if event.finish_reason == "abort"]
+        assert sorted(ended) == ["child", "child", "grandchild"]
+
+
+def test_a_child_that_waits_for_its_grammar_goes_on_when_its_parent_is_done(
+    open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = open_engine()
+    with compiled_as(monkeypatch, None) as future:
+        engine.add(Request("r", (5, 6), params(regex="a"), hint=Hint("child", parent_id="agent")))
+        engine.end_programs(["agent"], "done")
+        future.set_result(Texts(("aa", "ab", "ba", "bb")))
+        assert [event.finish_reason for event in engine.step()] == [None]
+        engine.end_programs(["agent"], "cancelled")  # nobody's parent any more
+        assert [event.finish_reason for event in run_out(engine)][-1] == "stop"
+
+
 def test_others_go_on_while_a_grammar_is_compiled(
     open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
@@ -121,6 +124,34 @@ def test_flushing_ends_holds(engine: Engine) -> None:
     call(engine, "a", PROMPT, Hint("agent", hold_s=60.0))
     assert engine.flush() == 10
     assert (engine.cache.held_pages, engine.stats().holds) == (0, 0)
+
+
+def test_statistics_tell_of_no_hold_whose_time_is_over(engine: Engine) -> None:
+    call(engine, "a", PROMPT, Hint("agent", hold_s=0.0))
+    stats = engine.stats()
+    assert (stats.holds, stats.holds_granted, stats.held_pages, engine.cache.held_pages) == (0, 1, 0, 0)
+    assert engine.next_hold_end is None
+    call(engine, "b", PROMPT, Hint("agent", hold_s=60.0))
+    assert engine.stats().holds == 1
+    assert 0 < (engine.next_hold_end or 0) <= 60
+
+
+def test_an_idle_engine_on_a_thread_wakes_to_end_a_hold(tiny_folder: Path) -> None:
+    engine = Engine(str(tiny_folder), load_format="dummy", page_size=4, num_pages=48, hold_budget=0.5)
+    local = LocalEngine(engine)
+    ended = threading.Event()
+    try:
+        for name, seconds in (("long", sys.float_info.max), ("brief", 0.2)):
+            request = Request(name, PROMPT, sampling(1), hint=Hint(name, hold_s=seconds))
+            ended.clear()
+            local.submit(request, lambda event: ended.set() if event.finish_reason else None).result(60)
+            assert ended.wait(60)
+        until = monotonic() + 60
+        while local.snapshot().holds_granted < 2 or local.snapshot().holds > 1:
+            assert monotonic() < until, "nobody asked it for anything, and the hold stayed"
+        assert local.snapshot().holds == 1
+    finally:
+        local.close()
 
 
 def test_an_ending_that_there_is_not_and_impossible_seconds_are_refused(engine: Engine) -> None:

@@ -531,14 +531,50 @@ def test_so_many_parents_are_remembered() -> None:
     assert lineage.children_of("head") == ["child 2", "child 3", "child 4"]
     lineage.note("child 2", "head")
     lineage.note("child 9", "another")
-    assert lineage.family_of("head") == ["head", "child 2", "child 4"]
+    assert lineage.family_of(["head"]) == ["head", "child 2", "child 4"]
     lineage.note("child 2", "another")
-    assert lineage.family_of("another") == ["another", "child 9", "child 2"]
+    assert lineage.family_of(["another"]) == ["another", "child 9", "child 2"]
     lineage.forget("another")
     assert len(lineage) == 1
     for child, parent in (("", "head"), ("x", ""), ("y", "y")):
         lineage.note(child, parent)
     assert len(lineage) == 1
+
+
+class CountingLineage(Lineage):
+    """Counts how often it is asked for somebody's children."""
+
+    visits = 0
+
+    def children_of(self, parent: str) -> list[str]:
+        self.visits += 1
+        return super().children_of(parent)
+
+
+@pytest.mark.parametrize("shape", ["chain", "star", "circle"])
+def test_a_family_of_which_all_are_named_is_walked_once(shape: str) -> None:
+    lineage, size = CountingLineage(), 500
+    for number in range(1, size):
+        lineage.note(f"p{number}", "p0" if shape == "star" else f"p{number - 1}")
+    if shape == "circle":
+        lineage.note("p0", f"p{size - 1}")
+    names = [f"p{number}" for number in range(size)]
+    for heads in (names, names[::-1], ["p0"]):
+        lineage.visits = 0
+        assert sorted(lineage.family_of(heads)) == sorted(names)
+        assert lineage.visits == size
+
+
+def test_cancelling_a_whole_chain_by_name_looks_at_each_of_it_a_few_times() -> None:
+    sim = Simulation(num_pages=24)
+    lineage, size = CountingLineage(), 300
+    sim.scheduler._programs._lineage = lineage
+    for number in range(size):
+        sim.add([0, 1], max_tokens=1, hint=Hint(f"p{number}", parent_id=f"p{number - 1}" if number else ""))
+    sim.scheduler.end_programs([f"p{number}" for number in range(size)], "cancelled")
+    finish(sim)
+    assert lineage.visits <= 4 * size
+    assert len(lineage) == len(sim.scheduler._programs) == 0
 
 
 # -- forks ---------------------------------------------------------------------------------------------
