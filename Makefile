@@ -1,7 +1,7 @@
 # Every target sets up what it needs. The first run makes .venv (some minutes, about 2.5 GB), later ones are quick.
 #
 #   make demo     questions for the default model, with reuse and speed
-#   make test     the tests (6 minutes)    make bench         speed beside other runtimes, docs/benchmarks.md
+#   make test     the tests (7 minutes)    make bench         speed beside other runtimes, docs/benchmarks.md
 #   make check    lint, types, contracts   make bench-engine  reuse and overhead of the engine alone
 #                                          make bench-exact   the whole table of equal tokens
 #                                          make bench-score   scores against transformers (needs DATA)

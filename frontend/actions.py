@@ -213,7 +213,7 @@ class Hold:
         (found,) = await branch.session.backend.generate(
             GenerateCall(line.prompt(), sampling, asked, line.conversation())
         )
-        branch.ledger.note(CallReport.of(None, found, [found], line.known))
+        branch.ledger.note(CallReport.of_hold(found, line.known))
         line.known = max(line.known, found.prompt_tokens)
         if found.held_tokens:
             branch.ledger.pinned_until = monotonic() + self.seconds

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import cast
 
 from .errors import InvalidCall
-from .loop import run_on_loop, wait_for
+from .loop import refuse_to_block, run_on_loop, wait_for
 from .protocol import Backend
 
 _default: Backend | None = None
@@ -48,9 +48,11 @@ def as_backend(value: object) -> Backend:
 
 def flush_cache(backend: object = None) -> None:
     """Let the backend forget what it has cached. Raises InvalidCall while anything runs there."""
+    refuse_to_block("await asyncio.to_thread(flush_cache, backend)")
     wait_for(run_on_loop(as_backend(backend).flush()), "the flush")
 
 
 def get_server_info(backend: object = None) -> Mapping[str, object]:
     """What the backend serves, and its figures."""
+    refuse_to_block("await asyncio.to_thread(get_server_info, backend)")
     return wait_for(run_on_loop(as_backend(backend).info()), "the information")

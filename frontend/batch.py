@@ -26,7 +26,7 @@ from .errors import BackendError, Cancelled, InvalidCall, TimedOut, Unreachable
 from .item_order import item_order
 from .journal import Journal, batch_digest, item_digest
 from .loop import is_here, may_block, result_of, the_loop
-from .options import check_names
+from .options import ALIASES, check_names
 from .progress import Show
 from .progress import progress_bar as shown_progress
 from .protocol import Backend
@@ -92,7 +92,7 @@ def run_batch(
     check_timeout(timeout)
     is_path = resume is None or (isinstance(resume, str | os.PathLike) and os.fspath(resume) != "")
     _check("resume", is_path, "the path of a file", resume)
-    check_names("run_batch", sampling, [*DEFAULTS, *_OPTIONS])
+    check_names("run_batch", sampling, [*DEFAULTS, *ALIASES, *_OPTIONS])
     if not may_block():
         raise RuntimeError("an async program cannot wait for a batch: call run_batch on another thread")
     items = read_items(program, batch)

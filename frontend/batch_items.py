@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from .branch import Branch
 from .errors import InvalidCall, ProgramError
-from .journal import Record
+from .journal import Record, exactly
+from .placeholders import refuse_placeholders
 from .protocol import Backend
 from .session import Defaults, Session
 from .state import ProgramState
@@ -62,6 +63,7 @@ def _item(program: Program, signature: inspect.Signature, index: int, given: obj
         names = ", ".join(program.arg_names) or "none"
         message = f"item {index} does not fit the program: {error}; its parameters are {names}"
         raise InvalidCall(message) from None
+    refuse_placeholders(value for _, value in named)
     return Item(given, dict(named))
 
 
@@ -104,12 +106,14 @@ def restored_state(record: Record, backend: Backend, defaults: Defaults) -> Prog
 
 
 def empty_state(backend: Backend, defaults: Defaults) -> ProgramState:
-    return ProgramState(Branch(Session(backend, defaults)))
+    session = Session(backend, defaults)
+    session.is_over = True
+    return ProgramState(Branch(session))
 
 
 def _plain(value: object, what: str) -> object:
     try:
-        json.dumps(value)
+        json.dumps(exactly(value))
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(f"resume keeps plain data alone, and {what} is none: {error}") from None
     return value

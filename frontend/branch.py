@@ -4,6 +4,9 @@ A state of a program is a branch; a fork makes new ones. `submit` may be called 
 once; the actions run one after the other on the loop. The first failure ends a branch: what comes after it
 fails with the same cause, and never hides it.
 
+There is no lock: `submit` may run inside of itself, where Python collects a generator that was left in a
+block and whose end appends. So each step is one that nothing can come between, such as taking the only token.
+
 What must hold: every submitted action ends, in success or in failure; the texts joined are the branch's text,
 and `parts` stand for exactly that text; a value that was read never changes.
 """
@@ -13,15 +16,17 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from concurrent.futures import Future
+from contextlib import suppress
 from itertools import count
 from typing import cast
 
 from .actions import Action, Barrier, Begin, Choose, Fork, Generate, Write
 from .errors import BranchFailed, Cancelled, InvalidCall, ProgramError, TimedOut, UnknownVariable
-from .expressions import Chain, Expression, Gen, Select
+from .expressions import Chain, Expression, Gen, Select, Text, a_block
 from .line import Line
 from .loop import is_here, the_loop
 from .options import FORMS, OF_SCHEMAS
+from .placeholders import refuse_placeholders, texts_of_value
 from .protocol import Generated, Hint, Part, Plain, Sampling
 from .session import Ledger, Session, seed_of
 from .types import Reader
@@ -47,13 +52,13 @@ class Branch:
         self.inherited: dict[str, Variable] = dict(self.variables)
         self.feed = Feed()
         self.error: BaseException | None = None
-        self.forks = 0
+        self._fork_numbers = count(1)
+        self.submitted = 0  # actions so far
         self.forked_texts = self.forked_parts = self.forked_messages = 0
         self.forked_role: str | None = None
         self._cause = ""  # of the error, in words
         self._queue: deque[Action] = deque()
-        self._lock = session.lock
-        self._active = False  # something is queued or runs
+        self._idle = [True]  # a token; who takes it starts the task, which puts it back at its end
         self._acting = False  # an action runs
         self._task: asyncio.Task[None] | None = None
         self.ledger: Ledger = session.adopt(self, None if parent is None else parent.ledger)
@@ -66,27 +71,36 @@ class Branch:
     # -- from any thread -------------------------------------------------------------------------------
 
     def submit(self, action: Action) -> None:
-        with self._lock:
-            self._queue.append(action)
-            if self._active:
-                return
-            self._active = True
-            self.session.active.add(self)
+        self.ledger.settled = self.session.is_over = False
+        self.submitted += 1
+        self._queue.append(action)
+        self._wake()
+
+    def _wake(self) -> None:
+        try:
+            self._idle.pop()
+        except IndexError:
+            return
+        self.session.active.add(self)
         if is_here():
             self._start()
         else:
             the_loop().call_soon_threadsafe(self._start)
 
     def append(self, expression: Expression) -> None:
-        """Queue an expression; the variables that it sets are known from now on."""
+        """Queue an expression; the variables that it sets are known from now on. Raises InvalidCall for what
+        holds a placeholder of a trace."""
         if isinstance(expression, Chain):
             for item in expression.items:
                 self.append(item)
         elif isinstance(expression, Gen):
+            refuse_placeholders(texts_of_value(expression.options))
             self.submit(Generate(expression, self.declare(expression.name, self._reader(expression))))
         elif isinstance(expression, Select):
+            refuse_placeholders(expression.choices)
             self.submit(Choose(expression, self.declare(expression.name)))
         else:
+            refuse_placeholders([expression.text if isinstance(expression, Text) else expression])
             self.submit(Write(expression))
 
     def _reader(self, gen: Gen) -> Reader | None:
@@ -102,9 +116,7 @@ class Branch:
 
     def fork(self, count: int) -> list[Branch]:
         """Branches that go on from here, once what is queued has been done."""
-        with self._lock:
-            self.forks += 1
-            number = self.forks
+        number = next(self._fork_numbers)
         group = f"{self.ledger.program_id}/{number}"
         made = [Branch(self.session, (*self.path, number, i), self, group) for i in range(count)]
         start: Future[Line] = Future()
@@ -116,13 +128,16 @@ class Branch:
     def barrier(self) -> Future[None]:
         """Done when everything that was queued before has ended, whatever became of it."""
         done: Future[None] = Future()
-        with self._lock:
-            idle = not self._active
-        if idle:
+        if self._idle and not self._queue:
             done.set_result(None)
         else:
             self.submit(Barrier(done))
         return done
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that is queued is known to have ended, as that was awaited."""
+        return self.ledger.settled or self.session.is_over
 
     def body_elsewhere(self) -> Future[None] | None:
         """The end of the body that has this branch in hand, if the caller is not a part of it."""
@@ -172,12 +187,10 @@ class Branch:
         for turn in count(1):
             if turn % _IN_A_ROW == 0:
                 await asyncio.sleep(0)  # other branches have their turn
-            with self._lock:
-                if not self._queue:
-                    self._active, self._task = False, None
-                    self.session.active.discard(self)
-                    return
-                action = self._queue.popleft()
+            if not self._queue:
+                self._rest()
+                return
+            action = self._queue.popleft()
             if self.error is not None and not isinstance(action, Barrier):
                 action.fail(self.failure("not there, because "))
                 continue
@@ -197,6 +210,15 @@ class Branch:
                 self.feed.close()
             finally:
                 self._acting = False
+            if self.error is not None:
+                await _take_cancels()
+
+    def _rest(self) -> None:
+        self._task = None
+        self.session.active.discard(self)
+        self._idle.append(True)
+        if self._queue:  # since this was asked before
+            self._wake()
 
     def stop(self, error: BaseException) -> None:
         """What runs is aborted, and what waits fails, now and later. A failure that was there stays."""
@@ -229,7 +251,7 @@ class Branch:
     async def begin_role(self, role: str) -> None:
         line = self.line
         if line.role is not None:
-            raise InvalidCall(f"a {role} block cannot begin inside a {line.role} block: end that one first")
+            raise InvalidCall(f"{a_block(role)} cannot begin inside {a_block(line.role)}: end that one first")
         roles = (*(str(message["role"]) for message in line.messages), role)
         frame = await self.session.backend.frame(roles)
         line.role = role
@@ -239,8 +261,8 @@ class Branch:
     def end_role(self, role: str) -> None:
         line = self.line
         if line.role != role:
-            opened = "no block is open" if line.role is None else f"a {line.role} block is open"
-            raise InvalidCall(f"a {role} block cannot end here: {opened}")
+            opened = "no block is open" if line.role is None else f"{a_block(line.role)} is open"
+            raise InvalidCall(f"{a_block(role)} cannot end here: {opened}")
         content = "".join(line.texts[line.role_start :])
         line.messages.append({"role": role, "content": content})
         self.write(line.role_after, line.role_after)
@@ -276,3 +298,14 @@ class Branch:
         if (seed := merged.get("seed")) is not None and self.path:
             merged["seed"] = seed_of(seed, self.path)
         return Sampling(**merged)  # type: ignore[arg-type]  # checked where they were given
+
+
+async def _take_cancels() -> None:
+    """An action that cancels its own branch is told so where it next waits, which it may never do: the cancel
+    is for it, and not for the task that runs the actions."""
+    task = asyncio.current_task()
+    assert task is not None, "actions run in a task"
+    while task.cancelling():
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+        task.uncancel()

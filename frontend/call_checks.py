@@ -10,6 +10,8 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
 
 from .errors import InvalidCall
 from .protocol import Hint, Sampling
@@ -122,6 +124,26 @@ def _check_forms(sampling: Sampling) -> None:
             raise InvalidCall(
                 f"json_schema must be an object, true or false, got {_quote(sampling.json_schema)}"
             )
+        _check_schema(sampling.json_schema)
+
+
+@lru_cache(maxsize=256)
+def _check_schema(text: str) -> None:
+    """By the schema of schemas. Patterns and formats are not looked at: engines know others."""
+    from jsonschema import Draft202012Validator, FormatChecker, SchemaError
+    from jsonschema.validators import validator_for
+
+    schema = json.loads(text)
+    kind: Any = Draft202012Validator  # Any: jsonschema makes its classes at run time
+    if isinstance(schema, dict) and isinstance(schema.get("$schema"), str):
+        kind = validator_for(schema, default=Draft202012Validator)
+    try:
+        kind.check_schema(schema, format_checker=FormatChecker(()))
+    except RecursionError:
+        raise InvalidCall(f"json_schema is nested too deep, got {_quote(text)}") from None
+    except SchemaError as error:
+        where = "".join(f"/{step}" for step in error.absolute_path) or "/"
+        raise InvalidCall(f"json_schema is no schema: {error.message:.200} at {where}") from None
 
 
 def _check_choice(choice: object) -> None:

@@ -2,14 +2,15 @@
 
 Whoever says it may be on any thread, never waits and never gets an error: the hints are of use to the server,
 not to the program. One request is under way at a time, and what is said meanwhile goes with the next;
-only `cancelled` does not wait for more to come.
+only `cancelled` does not wait for more to come. What is said is put into a queue without a lock, since who
+says it may be code that a collection runs, on a thread that is just saying something itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
@@ -30,8 +31,9 @@ class Endings:
     def __init__(self, send: Send) -> None:
         self._send = send
         self._process = os.getpid()
-        self._lock = threading.Lock()
-        self._pending: dict[str, Ending] = {}
+        self._said: deque[tuple[tuple[str, ...], Ending]] = deque()
+        self._called = False  # the loop will look, and has not yet
+        self._pending: dict[str, Ending] = {}  # of the loop alone
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
@@ -42,8 +44,9 @@ class Endings:
         """From now on, send on the running loop: that of the calls whose branches may end."""
         loop = asyncio.get_running_loop()
         if self._process != os.getpid():  # what was to be told is for the process before the fork to tell
-            self._process, self._lock, self._pending = os.getpid(), threading.Lock(), {}
+            self._process, self._said, self._pending = os.getpid(), deque(), {}
         if self._loop is not loop:
+            self._called = False
             self._loop, self._task, self._hurry, self._quiet = loop, None, asyncio.Event(), asyncio.Event()
             self._quiet.set()
 
@@ -52,20 +55,17 @@ class Endings:
         nobody who knows any branch, and nothing is told."""
         if self._loop is None or self._process != os.getpid():
             return
-        with self._lock:
-            was_empty = not self._pending
-            for program_id in program_ids:
-                if program_id and _ORDER[how] >= _ORDER[self._pending.get(program_id, "released")]:
-                    self._pending[program_id] = how
-        if was_empty or how == "cancelled":
+        self._said.append((tuple(filter(None, program_ids)), how))
+        if not self._called or how == "cancelled":
+            self._called = True
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._start, how == "cancelled")
 
     async def before_hold(self, program_id: str) -> None:
         """A new hold takes the place of the one before, whose release must not come behind it."""
-        with self._lock:
-            if self._pending.get(program_id) == "released":
-                del self._pending[program_id]
+        self._take()
+        if self._pending.get(program_id) == "released":
+            del self._pending[program_id]
         await self._quiet.wait()
 
     async def close(self) -> None:
@@ -79,10 +79,19 @@ class Endings:
         self._loop = None
 
     def _start(self, hurry: bool) -> None:
+        self._called = False
+        self._take()
         if hurry:
             self._hurry.set()
         if self._task is None and self._loop is not None and self._pending:
             self._task = self._loop.create_task(self._run())
+
+    def _take(self) -> None:
+        while self._said:
+            program_ids, how = self._said.popleft()
+            for program_id in program_ids:
+                if _ORDER[how] >= _ORDER[self._pending.get(program_id, "released")]:
+                    self._pending[program_id] = how
 
     async def _run(self) -> None:
         try:
@@ -90,8 +99,8 @@ class Endings:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._hurry.wait(), _LINGER_SECONDS)
                 self._hurry.clear()
-                with self._lock:
-                    pending, self._pending = self._pending, {}
+                self._take()
+                pending, self._pending = self._pending, {}
                 await self._tell(pending)
         finally:
             self._task = None

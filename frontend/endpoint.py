@@ -7,12 +7,14 @@ knows; nothing is connected before the first call.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from os import PathLike
 from typing import TYPE_CHECKING, Protocol
 
 from .chat_formats import format_for, named_format
+from .closing import Closing
 from .endings import Endings
 from .errors import BackendError, InvalidCall, Unsupported
 from .http_calls import HttpCalls
@@ -42,7 +44,7 @@ class _Api(Protocol):
     async def end(self, program_ids: list[str], how: Ending) -> None: ...
 
 
-class RuntimeEndpoint:
+class RuntimeEndpoint(Closing):
     """A Backend over HTTP. `base_url` is the server's root, like http://127.0.0.1:8000.
 
     `timeout` is how many seconds the server may be silent (None: any time), `max_connections` how many calls
@@ -107,6 +109,7 @@ class RuntimeEndpoint:
         return await (await self._known()).score(call)
 
     async def frame(self, roles: tuple[str, ...]) -> Frame:
+        self._check_open()
         if not roles:
             raise InvalidCall("roles must not be empty")
         known = self._frames.get(roles)
@@ -129,17 +132,28 @@ class RuntimeEndpoint:
     def end(self, program_ids: Sequence[str], how: Ending) -> None:
         self._endings.add(program_ids, how)
 
-    async def close(self) -> None:
-        """Tell what is left to tell and close all connections. A call after it connects anew."""
+    # -- closing ---------------------------------------------------------------------------------------
+
+    def _home(self) -> asyncio.AbstractEventLoop | None:
+        return self._calls.home()
+
+    async def _end(self) -> None:
         await self._endings.close()
         self._api.cancel()
         for frame in self._frames.values():
             frame.cancel()
         await self._calls.close()
 
+    def _drop(self) -> None:
+        self._calls.drop()
+
+    def _check_open(self) -> None:
+        self._calls.check_open()
+
     # -- what the server is ----------------------------------------------------------------------------
 
     async def _known(self) -> _Api:
+        self._check_open()
         self._endings.attach()
         return await self._api.get()
 

@@ -4,8 +4,7 @@ parent's, which waits for barriers of the children."""
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
@@ -14,6 +13,7 @@ from .branch import Branch
 from .errors import BranchFailed, Cancelled, InvalidCall
 from .expressions import Appendable
 from .loop import result_of, wait_for
+from .session import Ledger, Session
 from .variable import Variable
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Group:
         action = Join([state.branch for state in self._states], as_mode(mode, len(self)))
         action.announce(self._parent)
         self._parent.submit(action)
-        return Joined(action)
+        return Joined(action, self._parent.session, self._parent.ledger)
 
     def cancel(self) -> None:
         """Give the children up: what they run is aborted and their pages are free within a step."""
@@ -156,19 +156,27 @@ class Group:
 class Joined:
     """A join under way. `winners`, once it is done, are the indexes of the children it was made of."""
 
-    def __init__(self, action: Join) -> None:
-        self._action = action
+    def __init__(self, action: Join, session: Session, ledger: Ledger) -> None:
+        self._action, self._session, self._ledger = action, session, ledger
+        self._is_known = False
 
     def wait(self) -> list[int]:
         """The winners. Raises what prevented the join."""
-        return wait_for(self._action.done, "the join")
+        is_known = self._is_known or self._ledger.settled or self._session.is_over
+        return wait_for(self._action.done, "the join", is_known=is_known)
 
     @property
     def winners(self) -> list[int]:
         return self.wait()
 
     def __await__(self):  # type: ignore[no-untyped-def]
-        return result_of(self._action.done).__await__()
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> list[int]:
+        try:
+            return await result_of(self._action.done)
+        finally:
+            self._is_known = self._action.done.done()
 
 
 @dataclass(slots=True)
@@ -201,7 +209,8 @@ class Join:
         children = self.children
         winners = await self._winners()
         if not isinstance(self.mode, Gather | Append):
-            losers = [child for place, child in enumerate(children) if place not in winners]
+            won = set(winners)
+            losers = [child for place, child in enumerate(children) if place not in won]
             had = "this branch was cancelled: the join that it was forked for had what it needed"
             branch.session.cancel(Cancelled(had), losers)
         if isinstance(self.mode, Append):
@@ -231,22 +240,20 @@ class Join:
         ended: asyncio.Queue[int] = asyncio.Queue()
         for place, barrier in enumerate(self.barriers):  # all are done on this loop
             barrier.add_done_callback(lambda _, place=place: ended.put_nowait(place))  # type: ignore[misc]
-        votes: dict[int, Hashable] = {}
+        poll = Poll()
         good: list[int] = []
         for still_open in reversed(range(count)):
             place = await ended.get()
             if self.children[place].error is None:
                 good.append(place)
                 if isinstance(mode, Vote):
-                    votes[place] = mode.key(_value(self.owned[place][mode.name]))
+                    poll.count(place, mode.key(_value(self.owned[place][mode.name])))
             if isinstance(mode, First) and good:
                 return good
             if isinstance(mode, KOfN) and len(good) == mode.k:
                 return sorted(good)
-            if isinstance(mode, Vote) and votes:
-                leader = _leader(votes, still_open)
-                if leader is not None:
-                    return [leader]
+            if isinstance(mode, Vote) and (leader := poll.winner(still_open)) is not None:
+                return [leader]
         needed = mode.k if isinstance(mode, KOfN) else 1
         if not isinstance(mode, Gather | Append) and len(good) < needed:
             causes = [child.error for child in self.children if child.error is not None]
@@ -256,8 +263,9 @@ class Join:
 
     def _bring(self, winners: list[int]) -> None:
         """Set the variables of the parent. A child that failed, or did not set one, gives None."""
+        won = set(winners)
         for name, target in self.announced.items():
-            found = [each.get(name) if place in winners else None for place, each in enumerate(self.owned)]
+            found = [each.get(name) if place in won else None for place, each in enumerate(self.owned)]
             if isinstance(self.mode, KOfN):
                 found = [found[place] for place in winners]
             metas = [{} if each is None else each.meta for each in found]
@@ -276,13 +284,38 @@ def _ballot(name: str, place: int, child: Branch) -> dict[str, Variable]:
     return {name: found}
 
 
-def _leader(votes: Mapping[int, Hashable], still_open: int) -> int | None:
-    """The earliest child with the vote that wins, once none that is still open can change that."""
-    counts = Counter(votes.values())
-    most = max(counts.values())
-    place = min(place for place, vote in votes.items() if counts[vote] == most)
-    second = max((count for vote, count in counts.items() if vote != votes[place]), default=0)
-    return None if still_open and most <= second + still_open else place
+@dataclass(slots=True)
+class _Candidate:
+    votes: int
+    place: int
+    """Of the earliest child that gave it."""
+
+
+class Poll:
+    """The votes so far, counted as they come: the leader, and how many the next one has."""
+
+    def __init__(self) -> None:
+        self._candidates: dict[Hashable, _Candidate] = {}
+        self._leader: _Candidate | None = None
+        self._second = 0
+
+    def count(self, place: int, vote: Hashable) -> None:
+        one = self._candidates.setdefault(vote, _Candidate(0, place))
+        one.votes, one.place = one.votes + 1, min(one.place, place)
+        leader = self._leader
+        if leader is None or one is leader:
+            self._leader = one
+        elif (one.votes, -one.place) > (leader.votes, -leader.place):
+            self._leader, self._second = one, leader.votes
+        else:
+            self._second = max(self._second, one.votes)
+
+    def winner(self, still_open: int) -> int | None:
+        """The earliest child with the vote that wins, once none that is still open can change that."""
+        leader = self._leader
+        if leader is None or (still_open and leader.votes <= self._second + still_open):
+            return None
+        return leader.place
 
 
 def _value(variable: Variable | None) -> object:

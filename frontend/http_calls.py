@@ -19,6 +19,7 @@ from time import time
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from .closing import is_closed
 from .errors import BackendError, InvalidCall, Unreachable, Unsupported
 from .event_stream import read_events
 from .http_failures import error_of, message_of
@@ -95,6 +96,7 @@ class HttpCalls:
         self._transport = transport
         self._hint = hint
         self._session: _Session | None = None
+        self._closed = False
 
     async def get(self, path: str) -> object:
         return await self._call("GET", path, None, changes_nothing=True)
@@ -137,19 +139,30 @@ class HttpCalls:
                 await response.aclose()
         raise Unreachable(f"{self.base_url}{path}: the answer ended before its end was told")
 
+    def home(self) -> asyncio.AbstractEventLoop | None:
+        """The loop that connections are open on, None if none is here."""
+        session = self._session
+        if session is None or session.process != getpid() or session.loop.is_closed():
+            return None
+        return session.loop
+
     async def close(self) -> None:
-        """Close all connections, from whichever loop. What is under way fails."""
-        session, self._session = self._session, None
+        """Close all connections, on their loop. What is under way fails, and later calls are refused."""
+        session = self._session
+        self.drop()
+        if session is not None and session.process == getpid():
+            await session.client.aclose()
+
+    def drop(self) -> None:
+        """The same where no loop runs that connections could be closed on."""
+        session, self._session, self._closed = self._session, None, True
         if session is not None and session.process != getpid():
             _left_behind.append(session)
-            return
-        if session is None or session.loop.is_closed():
-            return
-        if session.loop is asyncio.get_running_loop():
-            await session.client.aclose()
-        elif session.loop.is_running():
-            closing = asyncio.run_coroutine_threadsafe(session.client.aclose(), session.loop)
-            await asyncio.wrap_future(closing)
+
+    def check_open(self) -> None:
+        """Raises InvalidCall if it was closed."""
+        if self._closed:
+            raise is_closed(self.base_url)
 
     # -- one call --------------------------------------------------------------------------------------
 
@@ -189,7 +202,7 @@ class HttpCalls:
         import httpx
 
         if session.client.is_closed:
-            return _Failure(Unreachable(f"{self.base_url}: this backend was closed"), is_final=True)
+            return _Failure(is_closed(self.base_url), is_final=True)
         try:
             response = await session.client.send(request, stream=True)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
@@ -259,6 +272,7 @@ class HttpCalls:
     # -- connections -----------------------------------------------------------------------------------
 
     def _current(self) -> _Session:
+        self.check_open()
         loop = asyncio.get_running_loop()
         session = self._session
         if session is not None and session.process != getpid():

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 _STEP = 32
@@ -23,21 +24,50 @@ def item_order(keys: Sequence[Sequence[str]]) -> list[int]:
     """Every index once; `keys` are the first prompts, as far as they are known, in pieces of any length."""
     texts = [_Pieces(key) for key in keys]
     found: list[int] = []
-    groups = [(list(range(len(keys))), 0)]
+    groups = [_Group(list(range(len(keys))), 0)]
     while groups:  # no recursion: prompts may have a long beginning in common
-        members, start = groups.pop()
-        if len(members) < 2:
-            found += members
-            continue
-        start += _common([texts[index] for index in members], start) // _STEP * _STEP
-        parts: dict[str, list[int]] = {}
-        for index in members:
-            parts.setdefault(texts[index].read(start, start + _STEP), []).append(index)
-        if parts.keys() == {""}:  # equal to the end
-            found += members
-            continue
-        groups += [(part, start + _STEP) for part in reversed(parts.values())]
+        group = groups.pop()
+        if group.is_sorted or len(group.members) < 2:
+            found += group.members
+        else:
+            groups += reversed(_split(group, texts))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Items, as they were given, whose texts are alike up to `start`; sorted if they are alike to the end."""
+
+    members: list[int]
+    start: int
+    is_sorted: bool = False
+
+
+def _split(group: _Group, texts: Sequence[_Pieces]) -> list[_Group]:
+    """The subtrees beside the path of the longest text, and its end, in the order in which they come. Each
+    item is compared with that text alone, so texts of which each begins the next take one pass."""
+    longest = max((texts[index] for index in group.members), key=len)
+    end = len(longest)
+    equal: list[int] = []
+    leaving: dict[int, dict[str, list[int]]] = {}  # by the place of the step that differs, and its text
+    for index in group.members:
+        text = texts[index]
+        common = _common_of_two(longest, text, group.start, end - group.start)
+        if group.start + common == end:
+            equal.append(index)
+            continue
+        place = group.start + common // _STEP * _STEP
+        leaving.setdefault(place, {}).setdefault(text.read(place, place + _STEP), []).append(index)
+    before: list[list[_Group]] = []
+    after: list[_Group] = []
+    first = equal[0]
+    for place in sorted(leaving, reverse=True):
+        sides = [_Group(part, place + _STEP, len(step) < _STEP) for step, part in leaving[place].items()]
+        before.append([side for side in sides if side.members[0] < first])
+        after += [side for side in sides if side.members[0] > first]
+        first = min(first, sides[0].members[0])
+    path = _Group(equal, end, is_sorted=True)
+    return [*(side for sides in reversed(before) for side in sides), path, *after]
 
 
 class _Pieces:
@@ -49,6 +79,9 @@ class _Pieces:
         self.pieces = tuple(filter(None, pieces))
         self.ends = list(accumulate(map(len, self.pieces)))
 
+    def __len__(self) -> int:
+        return self.ends[-1] if self.ends else 0
+
     def read(self, start: int, end: int) -> str:
         found = ""
         place = bisect_right(self.ends, start)
@@ -58,17 +91,6 @@ class _Pieces:
             found += piece[inside : inside + end - start]
             start, place = stop, place + 1
         return found
-
-
-def _common(texts: Sequence[_Pieces], start: int) -> int:
-    """Characters that all of them have in common from there on; 0 may stand for less than a step."""
-    first, *others = texts
-    most = first.ends[-1] - start if first.ends else 0
-    for other in others:
-        most = _common_of_two(first, other, start, most)
-        if most < _STEP:
-            return 0
-    return most
 
 
 def _common_of_two(one: _Pieces, other: _Pieces, start: int, most: int) -> int:

@@ -3,14 +3,17 @@
 The first line says which batch it is, each further one is an item that finished. A line is written at once,
 whole; one that was torn by a kill is cut off when the file is opened again. An item counts as finished only
 where it stands at the same place in the batch with the same arguments. One process at a time has a journal.
+What comes back equals what was kept: tuples and keys that JSON has not are written in a way of their own.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import json
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,13 +21,13 @@ from types import TracebackType
 
 from .errors import InvalidCall, ProgramError
 
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
     """What is kept of a finished item. `values` has what `s.value(name)` gave, where that is plain data, and
-    else [why not]. Everything is as JSON has it: a tuple comes back as a list."""
+    `unread` says why not. `variables`, `values` and `returned` hold plain data, and come back as that."""
 
     text: str
     variables: Mapping[str, object] = field(default_factory=dict)
@@ -51,6 +54,8 @@ class Journal:
         except (OSError, ValueError) as error:
             raise InvalidCall(f"resume: cannot open {str(path)!r}: {error}") from error
         try:
+            if not stat.S_ISREG(os.fstat(self._file).st_mode):
+                raise InvalidCall(f"resume: {self._quoted} is no file that keeps what is written to it")
             _lock(self._file, self._path)
             self._take_up(batch)
         except BaseException:
@@ -87,7 +92,7 @@ class Journal:
         for number, line in enumerate(lines, start=2):
             try:
                 index, item, record = _decoded(line)
-            except (ValueError, TypeError, KeyError):
+            except _DAMAGE:
                 if number <= len(lines):  # a line follows, be it an empty one: this one was written whole
                     raise InvalidCall(f"resume: line {number} of {self._quoted} is damaged") from None
                 break
@@ -110,7 +115,7 @@ class Journal:
         try:
             found = json.loads(line)
             version, batch = found["radixlm_batch"], found["batch"]
-        except (ValueError, TypeError, KeyError):
+        except _DAMAGE:
             raise InvalidCall(
                 f"resume: {self._quoted} is no journal of a batch: it is left as it is"
             ) from None
@@ -167,7 +172,7 @@ def _canonical(value: object, where: str) -> object:
     if isinstance(value, os.PathLike):
         return ["path", os.fspath(value)]
     if "<" not in (name := getattr(value, "__qualname__", "<")):  # a function or a class that has a name
-        return ["named", f"{getattr(value, '__module__', '')}.{name}"]
+        return ["named", f"{getattr(value, '__module__', '')}.{name}", _canonical(_bound_to(value), where)]
     if dataclasses.is_dataclass(value):
         held = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
         return [type(value).__qualname__, _canonical(held, where)]
@@ -179,11 +184,60 @@ def _canonical(value: object, where: str) -> object:
     )
 
 
+def _bound_to(value: object) -> object:
+    """What else tells functions of one name apart: the object of a method, what a program has bound."""
+    owner = getattr(value, "__self__", None)
+    if owner is None or inspect.ismodule(owner):
+        owner = getattr(value, "bound", None)
+        return owner if isinstance(owner, Mapping) else None
+    return owner
+
+
+# -- plain data
+
+
+def exactly(value: object) -> object:
+    """JSON from which `restored` makes an equal value. Raises TypeError for what is no plain data."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if type(value) is list:
+        return [exactly(each) for each in value]
+    if type(value) is tuple:
+        return {_TUPLE: [exactly(each) for each in value]}
+    if type(value) is not dict:
+        raise TypeError(f"a {type(value).__qualname__} would not come back as what it is")
+    if all(type(key) is str for key in value) and value.keys().isdisjoint((_TUPLE, _DICT)):
+        return {key: exactly(each) for key, each in value.items()}
+    return {_DICT: [[exactly(key), exactly(each)] for key, each in value.items()]}
+
+
+def restored(value: object) -> object:
+    if isinstance(value, list):
+        return [restored(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if _TUPLE in value:
+        return tuple(restored(each) for each in value[_TUPLE])
+    if _DICT in value:
+        return {restored(key): restored(each) for key, each in value[_DICT]}
+    return {key: restored(each) for key, each in value.items()}
+
+
+_TUPLE, _DICT = "()", "{}"
+_EXACT = ("variables", "values", "returned")
+"""Fields of a record that are kept so."""
+
+
 # -- lines
 
 
+_DAMAGE = (ValueError, TypeError, KeyError, RecursionError)
+"""What reading a line raises that nobody wrote so."""
+
+
 def _fields(record: Record) -> dict[str, object]:
-    return {each.name: getattr(record, each.name) for each in dataclasses.fields(record)}
+    found = {each.name: getattr(record, each.name) for each in dataclasses.fields(record)}
+    return found | {name: exactly(found[name]) for name in _EXACT}
 
 
 def _encoded(line: Mapping[str, object]) -> bytes:
@@ -197,12 +251,27 @@ def _plain(value: object) -> object:
 
 
 def _decoded(line: bytes) -> tuple[int, str, Record]:
-    """Raises ValueError, TypeError or KeyError."""
+    """Raises what is in _DAMAGE."""
     fields = json.loads(line)
+    if type(fields) is not dict:
+        raise TypeError("a line is an object")
     index, item = fields.pop("index"), fields.pop("item")
-    if not isinstance(index, int):
-        raise TypeError("an index is an integer")
-    return index, item, Record(**fields)
+    if type(index) is not int or index < 0 or type(item) is not str:
+        raise TypeError("an index is a place in a list, and an item is known by a text")
+    if fields.keys() != _KINDS.keys() | {"returned"}:
+        raise KeyError("the fields are those of a record")
+    for name, kind in _KINDS.items():
+        if type(fields[name]) is not kind:
+            raise TypeError(f"{name} is a {kind.__name__}")
+    texts = [fields["unread"], *fields["messages"]]
+    if not all(type(each) is dict and all(type(text) is str for text in each.values()) for each in texts):
+        raise TypeError("messages, and why a value could not be read, are texts")
+    if not all(type(each) in (dict, list) for each in fields["meta"].values()):
+        raise TypeError("what is told of a variable is an object, or a list of them")
+    return index, item, Record(**fields | {name: restored(fields[name]) for name in _EXACT})
+
+
+_KINDS = {"text": str, "variables": dict, "meta": dict, "values": dict, "unread": dict, "messages": list}
 
 
 def _read(file: int) -> bytes:

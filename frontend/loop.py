@@ -1,7 +1,8 @@
 """The one event loop that runs every call of every program, on a thread of its own.
 
 Started when it is first needed; a process that was forked off starts its own. What runs on it never blocks:
-whoever wants to wait does so on another thread, and is told so if he tries it here, or in an async body.
+whoever wants to wait does so on another thread, and is told so if he tries it here, or in an async body. It
+is started without a lock: a collection that comes in the midst of it may run code that needs it as well.
 """
 
 from __future__ import annotations
@@ -13,31 +14,44 @@ from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_lock = threading.Lock()
-_loop: asyncio.AbstractEventLoop | None = None
-_thread: threading.Thread | None = None
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    loop: asyncio.AbstractEventLoop
+    thread: threading.Thread
+
+    @classmethod
+    def start(cls) -> _Running:
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=_run, args=(loop,), name="radixlm-programs", daemon=True)
+        thread.start()
+        return cls(loop, thread)
+
+
+_running: dict[str, _Running] = {}
+"""The one of this process, under `programs`, once it is needed."""
 _body_is_async: ContextVar[bool] = ContextVar("radixlm_body_is_async", default=False)
 
 
 def the_loop() -> asyncio.AbstractEventLoop:
-    global _loop, _thread
-    if _loop is None:
-        with _lock:
-            if _loop is None:
-                loop = asyncio.new_event_loop()
-                _thread = threading.Thread(target=loop.run_forever, name="radixlm-programs", daemon=True)
-                _thread.start()
-                _loop = loop
-    return _loop
+    running = _running.get("programs")
+    if running is None:
+        mine = _Running.start()
+        running = _running.setdefault("programs", mine)
+        if running is not mine:  # another was quicker
+            mine.loop.call_soon_threadsafe(mine.loop.stop)
+    return running.loop
 
 
 def is_here() -> bool:
     """Whether the caller is on that loop's thread, where nothing may wait."""
-    return _thread is not None and threading.get_ident() == _thread.ident
+    running = _running.get("programs")
+    return running is not None and threading.get_ident() == running.thread.ident
 
 
 @contextmanager
@@ -63,10 +77,19 @@ def run_on_loop(coroutine: Coroutine[Any, Any, T]) -> Future[T]:  # Any: as asyn
     return asyncio.run_coroutine_threadsafe(coroutine, the_loop())
 
 
-def wait_for(future: Future[T], what: str) -> T:
-    """The result, as soon as it is there. Where nothing may block it is there, or raises RuntimeError."""
-    if not future.done() and not may_block():
-        raise RuntimeError(f"{what} is not there yet, and an async program cannot block: await it instead")
+def refuse_to_block(instead: str) -> None:
+    """Raises RuntimeError where nothing may block: for what might, whether it would this time or not."""
+    if not may_block():
+        raise RuntimeError(f"an async program cannot block: {instead}")
+
+
+def wait_for(future: Future[T], what: str, *, is_known: bool = False) -> T:
+    """The result, as soon as it is there. Where nothing may block it raises RuntimeError, unless the caller
+    knows that it is there because it was awaited: that it came by chance does not count."""
+    if not may_block() and not (is_known and future.done()):
+        raise RuntimeError(
+            f"{what} was not awaited before, and an async program cannot block: await it instead"
+        )
     return future.result()
 
 
@@ -83,9 +106,9 @@ def _look(waiting: asyncio.Future[Any]) -> None:
         waiting.exception()
 
 
-def _forget() -> None:
-    global _loop, _thread, _lock
-    _loop, _thread, _lock = None, None, threading.Lock()
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_running.clear)

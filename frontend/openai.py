@@ -8,6 +8,7 @@ beyond the API (openai_servers.py) is used.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
 from contextlib import aclosing
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from .chat_formats import named_format
 from .choice_scores import choice_score, first_change
+from .closing import Closing
 from .errors import BackendError, InvalidCall, Unreachable, Unsupported
 from .http_calls import HttpCalls
 from .http_options import Retries, key_header
@@ -36,7 +38,7 @@ _NOT_HELD = "OpenAI's API cannot hold a prefix: 0 tokens are held; RuntimeEndpoi
 _COMPLETION_MODELS = ("instruct", "davinci", "babbage", "curie", "ada")
 
 
-class OpenAI:
+class OpenAI(Closing):
     """A Backend over OpenAI's API. `base_url` ends in /v1; by default $OPENAI_BASE_URL, or OpenAI's own.
     `api_key` is by default $OPENAI_API_KEY.
 
@@ -98,6 +100,7 @@ class OpenAI:
         return f"OpenAI({self.model!r}, base_url={self.base_url!r})"
 
     async def generate(self, call: GenerateCall) -> list[Generated]:
+        self._check_open()
         if call.hint.hold_s is not None and call.sampling.max_new_tokens == 0:
             return [Generated("", (), "length", held_tokens=0, meta={"not_done": _NOT_HELD})]
         path, body = await self._asked(call, stream=False)
@@ -128,10 +131,12 @@ class OpenAI:
 
     async def frame(self, roles: tuple[str, ...]) -> Frame:
         """Of a plain format: a chat model is sent messages, and renders them itself."""
+        self._check_open()
         return self._format.frame(roles)
 
     async def info(self) -> Mapping[str, object]:
         """What the server is taken for, and its models."""
+        self._check_open()
         server = await self._server.get()
         models: object = None
         try:
@@ -148,9 +153,20 @@ class OpenAI:
     def end(self, program_ids: Sequence[str], how: Ending) -> None:
         """That API has no words for it. A call that is cancelled closes its connection."""
 
-    async def close(self) -> None:
+    # -- closing ---------------------------------------------------------------------------------------
+
+    def _home(self) -> asyncio.AbstractEventLoop | None:
+        return self._calls.home()
+
+    async def _end(self) -> None:
         self._server.cancel()
         await self._calls.close()
+
+    def _drop(self) -> None:
+        self._calls.drop()
+
+    def _check_open(self) -> None:
+        self._calls.check_open()
 
     # -- one call --------------------------------------------------------------------------------------
 

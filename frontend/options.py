@@ -18,6 +18,9 @@ FORMS = frozenset({"regex", "json_schema", "grammar", "choice"})
 OF_SCHEMAS = frozenset({"relaxed", "compact"})
 """How a json_schema is kept to."""
 
+ALIASES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
+"""Other names, which `gen` knew first; those of a run are the fields' own."""
+
 _INTEGERS = frozenset(
     {
         "max_new_tokens",
@@ -49,6 +52,21 @@ def read_options(given: Mapping[str, object], called: Mapping[str, str] | None =
     return {
         name: _read(name, called.get(name, name), value) for name, value in given.items() if value is not None
     }
+
+
+def one_name(given: Mapping[str, object]) -> dict[str, object]:
+    """The same under the fields' own names. Raises InvalidCall where both names of one are given."""
+    found = {name: value for name, value in given.items() if name not in ALIASES}
+    for name, own in ALIASES.items():
+        value = given.get(name)
+        if value is None:
+            continue
+        if found.get(own) is not None:
+            raise InvalidCall(
+                f"{name} and {own} are two names of one option, got {value!r:.100} and {found[own]!r:.100}"
+            )
+        found[own] = value
+    return found
 
 
 def check_forms(ways: Mapping[str, object]) -> None:

@@ -2,17 +2,19 @@
 
 An Argument notes what is looked up in it (an item, an attribute, a plain method of a text) and formats into
 a mark, which `Places` finds again in the text that a body made of it. A Place does the same look-ups in real
-values. Whatever would depend on the value (its length, its truth, an iteration) raises TraceEnds.
+values. Whatever would depend on the value (its length, its truth, an iteration) raises TraceEnds. No call
+of a run may hold one: `refuse_placeholders` is asked for every argument of a run and every text of a call.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
+from .errors import InvalidCall
 from .expressions import Appendable, Chain, Expression, as_expression
 
 
@@ -162,12 +164,31 @@ for _name in (
     setattr(Argument, f"__{_name}__", _refuse)
 
 
+def _digits() -> str:
+    return str(random.SystemRandom().randrange(10**15, 10**16))
+
+
+_OURS = _digits()
+"""In each mark of this process. Digits, which no change of case or encoding touches, and which no text of a
+program holds by chance."""
+_BEGUN = f"\ue000{_OURS[:3]}"
+
+
+def refuse_placeholders(values: Iterable[object]) -> None:
+    """Raises InvalidCall where one is a placeholder, or a text with the mark of one or its beginning."""
+    for value in values:
+        if isinstance(value, Argument) or (isinstance(value, str) and (_OURS in value or _BEGUN in value)):
+            raise InvalidCall(
+                "a body that is being traced started this run on another thread, with a placeholder in the "
+                "place of an argument that is not known: nothing is asked of a model with it"
+            )
+
+
 class Places:
     """The arguments of one trace, and the marks by which they are known in a text."""
 
     def __init__(self) -> None:
-        # Digits, which no change of case or encoding touches, and which no text of a program holds by chance.
-        self._token = str(random.SystemRandom().randrange(10**23, 10**24))
+        self._token = _OURS + _digits()
         self._marked: list[Place] = []
         self._mark = re.compile(f"\ue000{self._token}-([0-9]+)\ue001")
 

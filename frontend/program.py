@@ -11,13 +11,14 @@ from typing import Any, cast
 from .backends import as_backend
 from .errors import Cancelled, InvalidCall
 from .loop import may_block, run_on_loop
-from .options import FORMS, check_forms, read_options, suggestion
+from .options import ALIASES, FORMS, check_forms, one_name, read_options, suggestion
+from .placeholders import refuse_placeholders
 from .protocol import Backend
 from .run import Run
 from .session import Defaults
 from .state import ProgramState
 from .tracing import Trace, ensure_not_tracing, trace, warm
-from .types import check_regex, schema_of
+from .types import check_regex, choice_of, schema_of
 
 DEFAULTS: Mapping[str, object] = {
     "max_new_tokens": 128,
@@ -69,6 +70,12 @@ class Program:
             raise InvalidCall(
                 f"{_name(func)} needs the state as its first parameter: def {_name(func)}(s, ...)"
             )
+        if parameters[0].name in ("self", "cls"):
+            raise InvalidCall(
+                f"{_name(func)} is a method (its first parameter is {parameters[0].name}), and methods "
+                "cannot be programs: decorate a function whose first parameter is the state, and bind(...) "
+                "the object"
+            )
         if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
             raise InvalidCall(f"{_name(func)} is a generator, which would never run as a program")
         self.func = func
@@ -101,12 +108,14 @@ class Program:
         `backend` and `timeout` in seconds, after which what is under way is cancelled (a plain body learns of
         it when it next reads). Raises what the body raises.
         """
-        if self.is_async and not may_block():
+        if not may_block() and ("stream" in self.arg_names or not kwargs.get("stream")):
+            ensure_not_tracing()
             raise RuntimeError("an async program cannot wait for another one: await run_async(...) instead")
         run, streams = self._prepared(args, kwargs)
         if streams:
             run.start()
-        elif self.is_async:
+            return run.state
+        if self.is_async:
             body = run_on_loop(run.quietly())
             try:
                 body.result()
@@ -193,17 +202,19 @@ class Program:
     def _bound_to(
         self, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> tuple[Sequence[object], Mapping[str, object]]:
-        """Raises InvalidCall where the arguments do not fit the function."""
+        """Raises InvalidCall where the arguments do not fit the function, or are no arguments of a run."""
         merged = {**self.bound, **kwargs}
         try:
             inspect.signature(self.func).bind(None, *args, **merged)
         except TypeError as error:
             unknown = [name for name in merged if name not in self.arg_names]
             meant = suggestion(unknown[0], [*self.arg_names, *_OPTIONS]) if unknown else ""
+            of_run = f", and those of a run {', '.join(sorted(_OPTIONS))}" if unknown and not meant else ""
             raise InvalidCall(
                 f"{_name(self.func)}: {error}{meant or ';'} its parameters are "
-                f"{', '.join(self.arg_names) or 'none'}, and those of a run {', '.join(sorted(_OPTIONS))}"
+                f"{', '.join(self.arg_names) or 'none'}{of_run}"
             ) from None
+        refuse_placeholders([*args, *merged.values()])
         return args, merged
 
     def _check_names(self, kwargs: Mapping[str, object]) -> None:
@@ -234,11 +245,13 @@ program = function
 def check_defaults(options: Mapping[str, object]) -> Defaults:
     """What a run sets for its calls; `options` are some of DEFAULTS. Raises InvalidCall."""
     check_forms({name: options.get(name) for name in DEFAULTS if name in FORMS})
-    given = {**DEFAULTS, **options}
+    given = {**DEFAULTS, **one_name(options)}
     reader = None
     if given["json_schema"] is not None:
         given["json_schema"], reader = schema_of(given["json_schema"])
-    found = read_options(given)
+    if given["choice"] is not None:
+        given["choice"], reader = choice_of(given["choice"])
+    found = read_options(given, {own: name for name, own in ALIASES.items() if name in options})
     if "regex" in found:
         check_regex(found["regex"])
     return Defaults(found, reader)
@@ -251,7 +264,7 @@ def check_timeout(timeout: object) -> None:
         raise InvalidCall(f"timeout must be a number of seconds above 0, got {timeout!r:.200}")
 
 
-_OPTIONS = {*DEFAULTS, "stream", "backend", "timeout", "use_thread"}
+_OPTIONS = {*DEFAULTS, *ALIASES, "stream", "backend", "timeout", "use_thread"}
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 

@@ -183,8 +183,8 @@ class Frame:
 class Backend(Protocol):
     """Runs calls. Coroutines are run on the one loop of loop.py; cancelling one aborts what it asked for.
 
-    Raises BackendError (errors.py): Unsupported for what it cannot do, which is never ignored, InvalidCall
-    for bad values, Unreachable where trying again may help.
+    Whoever made a backend closes it; programs never do. Raises BackendError (errors.py): Unsupported for what
+    it cannot do, which is never ignored, InvalidCall for bad values, Unreachable where trying again may help.
     """
 
     async def generate(self, call: GenerateCall) -> list[Generated]:
@@ -213,5 +213,3 @@ class Backend(Protocol):
     def end(self, program_ids: Sequence[str], how: Ending) -> None:
         """What becomes of these branches. From any thread; returns at once and never raises."""
         ...
-
-    async def close(self) -> None: ...

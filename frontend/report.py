@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .protocol import Generated, Scored
 
@@ -12,7 +12,7 @@ from .protocol import Generated, Scored
 class CallReport:
     """One call, in tokens. `expected`: how many of the prompt this program had computed before, on this line,
     so that a cache that forgets nothing has them. `generated` counts all n texts. `tells_reused`: the backend
-    says what it found in its cache. `note`: what it could not do."""
+    says what it found in its cache. `note`: what it could not do. `is_hold`: it only reads and keeps."""
 
     name: str | None
     prompted: int
@@ -22,6 +22,7 @@ class CallReport:
     forced: int = 0
     tells_reused: bool = True
     note: str = ""
+    is_hold: bool = False
 
     @classmethod
     def of(cls, name: str | None, first: Generated, found: Sequence[Generated], expected: int) -> CallReport:
@@ -29,7 +30,7 @@ class CallReport:
             name,
             first.prompt_tokens,
             first.cached_tokens,
-            min(expected, first.prompt_tokens),
+            _known(expected, first.prompt_tokens),
             sum(each.completion_tokens for each in found),
             sum(each.forced_tokens for each in found),
             first.tells_cached,
@@ -37,12 +38,16 @@ class CallReport:
         )
 
     @classmethod
+    def of_hold(cls, found: Generated, expected: int) -> CallReport:
+        return replace(cls.of("hold", found, [found], expected), is_hold=True)
+
+    @classmethod
     def of_scores(cls, name: str | None, scored: Scored, expected: int) -> CallReport:
         return cls(
             name,
             scored.prompt_tokens,
             scored.cached_tokens,
-            min(expected, scored.prompt_tokens),
+            _known(expected, scored.prompt_tokens),
             tells_reused=scored.tells_cached,
         )
 
@@ -72,8 +77,8 @@ class CallReport:
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """Tokens of all calls of a state. `recomputed` are those that had been computed before on the same line:
-    what evictions cost."""
+    """Tokens of all calls of a state, holds among them. `recomputed` are those that had been computed before
+    on the same line: what evictions cost."""
 
     calls: tuple[CallReport, ...]
 
@@ -98,8 +103,10 @@ class CacheReport:
         return sum(call.forced for call in self.calls)
 
     def __str__(self) -> str:
+        holds = sum(call.is_hold for call in self.calls)
+        made = _count(len(self.calls) - holds, "call") + (f" and {_count(holds, 'hold')}" if holds else "")
         lines = [
-            f"{len(self.calls)} calls: {self.prompted} tokens prompted, {self.reused} reused, "
+            f"{made}: {self.prompted} tokens prompted, {self.reused} reused, "
             f"{self.recomputed} recomputed, {self.generated} generated, {self.forced} of them forced"
         ]
         for call in self.calls:
@@ -107,3 +114,12 @@ class CacheReport:
             reused = call.reused if call.tells_reused else "?"
             lines.append(f"  {call.name or '-'}: {reused} of {call.prompted} reused{why}")
         return "\n".join(lines)
+
+
+def _known(expected: int, prompted: int) -> int:
+    """The last token of a prompt is always computed, for what comes after it."""
+    return min(expected, max(0, prompted - 1))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

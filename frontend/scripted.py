@@ -16,6 +16,7 @@ from typing import Literal, TypeAlias
 
 from .call_checks import check_hint, check_sampling
 from .chat_formats import named_format
+from .closing import Closing, is_closed
 from .errors import InvalidCall
 from .protocol import (
     ChoiceScore,
@@ -43,7 +44,7 @@ class ScriptedCall:
     state: Literal["running", "answered", "failed", "cancelled"] = "running"
 
 
-class Scripted:
+class Scripted(Closing):
     """A Backend for tests.
 
     `replies`: a text for every call; a list, of which every call takes the next (n = 2 takes two); a mapping
@@ -88,6 +89,7 @@ class Scripted:
         self._failures: list[Exception] = []
         self._changed = threading.Condition()
         self._pause_after: int | None = None
+        self._closed = False
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
 
     # -- for tests -------------------------------------------------------------------------------------
@@ -156,6 +158,7 @@ class Scripted:
             return Scored(tuple(scores), len(prompt), cached, new)
 
     async def frame(self, roles: tuple[str, ...]) -> Frame:
+        self._check_open()
         return self._format.frame(roles)
 
     async def info(self) -> Mapping[str, object]:
@@ -170,9 +173,21 @@ class Scripted:
     def end(self, program_ids: Sequence[str], how: Ending) -> None:
         self.ended.append((tuple(program_ids), how))
 
-    async def close(self) -> None:
-        """Nothing is open. Calls that wait go on."""
+    # -- closing: nothing is open, and calls that wait go on -------------------------------------------
+
+    def _home(self) -> asyncio.AbstractEventLoop | None:
+        return None
+
+    async def _end(self) -> None:
+        self._drop()
+
+    def _drop(self) -> None:
+        self._closed = True
         self.resume()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise is_closed("Scripted")
 
     # -- replies ---------------------------------------------------------------------------------------
 
@@ -230,6 +245,7 @@ class Scripted:
 
     @contextmanager
     def _recorded(self, asked: GenerateCall | ScoreCall, parts: tuple[Part, ...]) -> Iterator[str]:
+        self._check_open()
         call = ScriptedCall(_text_of(parts), asked)
         with self._changed:
             self.calls.append(call)

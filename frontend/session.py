@@ -2,7 +2,8 @@
 
 It knows no actions. When the body is over and nothing is under way, the backend is told that the branches are
 done, so that what only they have cached goes first. A branch is kept while something of it is under way, and
-else by whoever has its state; what has to be known of it after that is in its ledger.
+else by whoever has its state; what has to be known of it after that is in its ledger. There is no lock here:
+what is allocated under one may start a collection, and what that ends may fork or append on the same thread.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -44,16 +45,17 @@ class Defaults:
 class Ledger:
     """What is known of a branch for as long as its session is, though the branch itself may be gone: its
     calls and the ledgers of its forks (`entries`), how many calls are its own, whether it has asked the
-    backend for anything, has `ended` there, and until when it is pinned."""
+    backend for anything, has `ended` there, and until when it is pinned. `settled`: somebody awaited the end
+    of all that is queued."""
 
-    __slots__ = ("asked", "branch", "ended", "entries", "made", "pinned_until", "program_id")
+    __slots__ = ("asked", "branch", "ended", "entries", "made", "pinned_until", "program_id", "settled")
 
     def __init__(self, branch: Branch, program_id: str) -> None:
         self.branch = weakref.ref(branch)
         self.program_id = program_id
         self.entries: list[CallReport | Ledger] = []
         self.made = 0
-        self.asked = self.ended = False
+        self.asked = self.ended = self.settled = False
         self.pinned_until = 0.0  # in the time of `monotonic`
 
     def note(self, call: CallReport) -> None:
@@ -84,26 +86,25 @@ class Session:
         self.backend = backend
         self.defaults = defaults
         self.stream = stream
-        self.lock = threading.Lock()
         self.active: set[Branch] = set()
         self.body: Future[None] | None = None
         """The end of a body that does not run where its state is read."""
+        self.is_over = False
+        """Nothing of it is under way or will be."""
         self.nested: set[Session] = set()
         """Those of runs that this one's body started and that are not over."""
         self._outer = (*_inside.get(),)[-1:]
         for outer in self._outer:
             outer.nested.add(self)
         self._name = secrets.token_hex(8)
-        self._adopted = 0
+        self._numbers = count()
         self._roots: list[Ledger] = []
 
     def adopt(self, branch: Branch, parent: Ledger | None) -> Ledger:
         """What the backend knows the branch by is short at any depth, and no branch of any process has the
         same."""
-        with self.lock:
-            ledger = Ledger(branch, f"{self._name}.{self._adopted}")
-            self._adopted += 1
-            (self._roots if parent is None else parent.entries).append(ledger)
+        ledger = Ledger(branch, f"{self._name}.{next(self._numbers)}")
+        (self._roots if parent is None else parent.entries).append(ledger)
         return ledger
 
     @contextmanager
@@ -147,7 +148,7 @@ class Session:
     def _cancel(self, error: BaseException, branches: Iterable[Branch] | None) -> None:
         heads = self._roots if branches is None else [branch.ledger for branch in branches]
         if branches is None:
-            for inner in list(self.nested):
+            for inner in self.nested.copy():
                 inner.cancel(error)
         for head in heads:
             for branch in head.branches():
@@ -159,18 +160,15 @@ class Session:
         return run_on_loop(self._finish())
 
     async def _finish(self) -> None:
-        while waited := self._at_work():  # a branch that is waited for may fork
+        while waited := list(self.active.copy()):  # a branch that is waited for may fork
             await asyncio.gather(*(result_of(branch.barrier()) for branch in waited))
         for root in self._roots:
             for branch in root.branches():
                 branch.feed.close()
             self.end(root.family(), "done")
+        self.is_over = True
         for outer in self._outer:
             outer.nested.discard(self)
-
-    def _at_work(self) -> list[Branch]:
-        with self.lock:
-            return list(self.active)
 
 
 def seed_of(seed: object, path: Sequence[int]) -> int:

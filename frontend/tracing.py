@@ -6,30 +6,26 @@ any error, and after some seconds: what was found until then is the result, so t
 else the body does before that (printing, asking a tool) it does here too, once more than the program is run.
 
 Nothing is shared between two traces, so any number of threads may trace at once. A program that a traced body
-starts asks `ensure_not_tracing`, and so is never run. On another thread it could not know, so a trace ends
-where its body starts a thread or gives work to an executor. What is left is work for a thread that was there
-before, given to it through a queue of the program's own.
+starts asks `ensure_not_tracing`, and so is never run. One that it starts on another thread cannot know; if it
+is given a placeholder it is refused (placeholders.py), and else it is run, once more than there are items.
+What other threads write to the state of a trace ends it, since nobody knows the order.
 """
 
 from __future__ import annotations
 
-import _thread
 import copy
 import inspect
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from .actions import Capture, Mark
 from .branch import Branch
 from .expressions import Chain, Expression, RoleBegin, RoleEnd, Text
-from .loop import run_on_loop, wait_for
+from .loop import refuse_to_block, run_on_loop, wait_for
 from .placeholders import Argument, Place, Places, TraceEnds, Unfilled, texts_of_value
 from .protocol import Backend, GenerateCall, Sampling
 from .session import Defaults, Session
@@ -114,6 +110,7 @@ def trace(program: Program, constants: Mapping[str, object] | None = None) -> Tr
 def warm(program: Program, backend: Backend) -> int:
     """Let the backend read the program's constant prefix; its length in tokens, 0 if there is none. Raises
     BackendError."""
+    refuse_to_block("await asyncio.to_thread(program.cache, backend)")
     return wait_for(run_on_loop(warm_prefix(trace(program), backend)), "the constant prefix")
 
 
@@ -167,6 +164,11 @@ class Recorder:
         self._pieces: list[Piece] = []
         self._ended = False
         self._reached_call = False
+        self._thread: int | None = None
+
+    def begin_here(self) -> None:
+        """The body runs on this thread."""
+        self._thread = threading.get_ident()
 
     def trace(self) -> Trace:
         """What was found; nothing that the body does from now on counts."""
@@ -178,6 +180,9 @@ class Recorder:
             self._ended, self._reached_call = True, reached_call
 
     def append(self, expression: Expression) -> None:
+        if self._thread != threading.get_ident():
+            self._ended = True
+            return  # it is the body that has to end
         if self._ended:
             raise TraceEnds("it has ended before")
         match expression:
@@ -226,37 +231,13 @@ def _run(
     program: Program, recorder: Recorder, positional: Sequence[object], keywords: Mapping[str, object]
 ) -> None:
     _tracing.set(True)  # of this thread alone
+    recorder.begin_here()
     state = ProgramState(recorder)  # type: ignore[arg-type]  # all that it has of a branch
     with suppress(Exception, TraceEnds):  # what was written until then is the result
-        sys.setprofile(_watch)  # of this thread alone
-        try:
-            result = program.func(state, *positional, **keywords)
-            if inspect.iscoroutine(result):
-                _step(result)
-        finally:
-            sys.setprofile(None)
+        result = program.func(state, *positional, **keywords)
+        if inspect.iscoroutine(result):
+            _step(result)
     recorder.end()
-
-
-def _watch(frame: FrameType, event: str, called: object) -> None:
-    """Told of every call on the thread of a body."""
-    if event == "call":
-        code = frame.f_code
-        starts = code is _START or (code.co_name == "submit" and _is_of_executor(frame))
-    else:
-        starts = event == "c_call" and any(called is each for each in _THREAD_STARTS)
-    if starts:
-        raise TraceEnds("work is given to another thread")
-
-
-_START = threading.Thread.start.__code__
-_THREAD_STARTS = tuple(
-    getattr(_thread, name) for name in ("start_new_thread", "start_joinable_thread") if hasattr(_thread, name)
-)
-
-
-def _is_of_executor(frame: FrameType) -> bool:
-    return isinstance(frame.f_locals.get("self"), Executor)
 
 
 def _step(coroutine: Any) -> None:  # Any: of a coroutine nothing is used but these two

@@ -11,7 +11,8 @@ import json
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from functools import reduce
 from operator import or_
 from types import UnionType
@@ -90,6 +91,27 @@ def schema_of(schema: object) -> tuple[str, Reader]:
     if schema is None or isinstance(schema, bool | int | float | bytes | list | tuple | set):
         raise InvalidCall(f"json_schema must be {_ALLOWED}, got {schema!r:.200}")
     return _of_type(schema)
+
+
+def choice_of(choice: object) -> tuple[object, Reader | None]:
+    """The texts of a Literal or of the values of an Enum, whose members its reader gives; anything else as it
+    is, to be checked as a list. Raises InvalidCall."""
+    while get_origin(choice) is Annotated or hasattr(choice, "__value__"):  # the latter: `type Name = ...`
+        choice = getattr(choice, "__value__", None) or get_args(choice)[0]
+    if get_origin(choice) is Literal:
+        return _texts_only(get_args(choice), choice), None
+    if isinstance(choice, type) and issubclass(choice, Enum):
+        return _texts_only([member.value for member in choice], choice), _reader(choice.__name__, choice)
+    return choice, None
+
+
+def _texts_only(values: Sequence[object], given: object) -> tuple[str, ...]:
+    texts = tuple(str(value) for value in values if isinstance(value, str))
+    if len(texts) < len(values) or not texts:
+        raise InvalidCall(
+            f"choice must be a list of texts, a Literal or an Enum of texts, got {given!r:.200}"
+        )
+    return texts
 
 
 _ALLOWED = "a dict, JSON text, a Pydantic model, a dataclass, a TypedDict, an Enum or a typing expression"

@@ -1,14 +1,15 @@
 """What a run of a program came to: quality, tokens, reuse against what could have been found, time.
 
 Quality is of the rows that the grading gave. The tokens of a run are the difference of what the backend says
-of itself before and after; on a server that answers others at the same time, theirs are among them.
+of itself before and after; on a server that answers others at the same time, theirs are among them. What it
+does not say is summed up from the reports of the program's own calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 Row: TypeAlias = Mapping[str, object]
 _FEW = 30
@@ -81,9 +82,13 @@ class Figures:
         return ", ".join(counted) or "this backend does not count them"
 
     def _reuse(self) -> str:
+        unknown = "this backend does not say what could have been found"
+        if "cached_tokens" not in self.tokens:
+            return unknown
+        cached = self.tokens["cached_tokens"]
         if "optimal_tokens" not in self.tokens:
-            return "this backend does not say what could have been found"
-        cached, optimal = self.tokens["cached_tokens"], self.tokens["optimal_tokens"]
+            return f"{cached:,} tokens of prompts were found in the cache; {unknown}"
+        optimal = self.tokens["optimal_tokens"]
         share = self.reuse_of_optimal
         of_optimal = "nothing could" if share is None else f"{optimal:,} could, so {_share(share)} of optimal"
         return f"{cached:,} tokens of prompts were found in the cache; {of_optimal}"
@@ -109,6 +114,22 @@ def tokens_between(before: Mapping[str, object], after: Mapping[str, object]) ->
         old, new = _count(before, key), _count(after, key)
         if isinstance(old, int) and isinstance(new, int):
             found[key] = new - old
+    return found
+
+
+def tokens_of(states: Iterable[Any]) -> dict[str, int]:  # Any: as State of task.py
+    """What the reports of the states count, for backends that tell no figures of their own."""
+    reports = [state.cache_report() for state in states]
+    calls = [call for report in reports for call in report.calls]
+    if not any(call.prompted for call in calls):
+        return {}
+    found = {
+        "prompt_tokens": sum(report.prompted for report in reports),
+        "generated_tokens": sum(report.generated for report in reports),
+        "forced_tokens": sum(report.forced for report in reports),
+    }
+    if all(call.tells_reused for call in calls):
+        found["cached_tokens"] = sum(report.reused for report in reports)
     return found
 
 

@@ -18,7 +18,7 @@ from ...frontend.program import Program
 from ...frontend.protocol import Backend
 from .items import BUILT_IN, DataError, read_items
 from .library import Library
-from .report import Figures, Row, means_of, tokens_between
+from .report import Figures, Row, means_of, tokens_between, tokens_of
 
 Item = TypeVar("Item")
 
@@ -73,7 +73,7 @@ class Run:
             rows,
             means_of(rows, self.task.shares),
             means_of(rows, self.task.means),
-            tokens_between(before, after),
+            {**tokens_of(states), **tokens_between(before, after)},
             seconds,
         )
 

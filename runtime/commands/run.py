@@ -136,7 +136,7 @@ def _backend(arguments: argparse.Namespace, open_engine: OpenEngine) -> Iterator
     try:
         yield backend
     finally:
-        _module("frontend.loop").run_on_loop(backend.close()).result()
+        backend.close()
 
 
 @contextmanager

@@ -20,6 +20,13 @@ def upper():
     return Scripted(lambda prompt: prompt[-1].upper())
 
 
+def ident_of_the_loop():
+    async def ident():
+        return threading.get_ident()
+
+    return loop.run_on_loop(ident()).result(10)
+
+
 @rx.function
 async def ask(s, question):
     s += question + rx.gen("answer")
@@ -60,7 +67,7 @@ def test_an_async_body_runs_on_the_loop_that_awaits_it() -> None:
     mine = asyncio.run(main())
     assert seen == [(mine, threading.get_ident())] * 2
     body.run(backend=upper())
-    assert seen[2] == (loop.the_loop(), loop._thread.ident)
+    assert seen[2] == (loop.the_loop(), ident_of_the_loop())
 
 
 def test_an_awaited_run_is_over_so_that_reading_it_blocks_nobody() -> None:
@@ -200,7 +207,7 @@ def test_a_plain_program_that_waits_on_the_programs_loop_is_refused() -> None:
         ask_plainly(s, "q")
 
     with pytest.raises(
-        RuntimeError, match="variable 'answer' is not there yet, and an async program cannot block"
+        RuntimeError, match="variable 'answer' was not awaited before, and an async program cannot block"
     ):
         body.run(backend=upper())
 
@@ -415,3 +422,94 @@ def test_a_plain_body_that_is_awaited_does_not_block_the_loop() -> None:
         return (await task)["answer"]
 
     assert asyncio.run(main()) == "reply"
+
+
+@rx.function
+async def forked(s):
+    forks = s.fork(2)
+    forks += rx.gen("y")
+    await s.sync_async()
+    return await s.cache_report_async()
+
+
+@pytest.mark.parametrize(
+    ("act", "instead"),
+    [
+        (lambda s, backend: s["x"], "await it instead"),
+        (lambda s, backend: s.text(), r"await s\.sync_async\(\) first"),
+        (lambda s, backend: s.cache_report(), r"await s\.cache_report_async\(\)"),
+        (lambda s, backend: ask_plainly.run("q", backend=backend), r"await run_async\(\.\.\.\) instead"),
+        (lambda s, backend: ask.run("q", backend=backend), r"await run_async\(\.\.\.\) instead"),
+        (lambda s, backend: ask_plainly.cache(backend), r"await asyncio\.to_thread\(program\.cache"),
+        (lambda s, backend: rx.get_server_info(backend), r"await asyncio\.to_thread\(get_server_info"),
+        (lambda s, backend: rx.flush_cache(backend), r"await asyncio\.to_thread\(flush_cache"),
+    ],
+)
+def test_what_might_block_is_refused_in_async_bodies_whether_it_would_or_not(act, instead: str) -> None:
+    @rx.function
+    async def body(s):
+        s.fork(1)
+        s += "a" + rx.gen("x")
+        while not s.branch.variables["x"].future.done():
+            await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match=instead):
+            act(s, backend)
+
+    for run in (body.run, lambda **options: asyncio.run(body.run_async(**options))):
+        backend = Scripted("reply")
+        run(backend=backend)
+        assert len(backend.calls) == 1
+
+
+def test_the_report_of_forks_can_be_awaited() -> None:
+    assert len(forked.run(backend=Scripted("reply")).ret_value.calls) == 2
+    assert len(asyncio.run(forked.run_async(backend=Scripted("reply"))).ret_value.calls) == 2
+
+
+def test_states_of_runs_that_were_awaited_are_read_at_once_in_async_bodies() -> None:
+    @rx.function
+    async def body(s):
+        [state] = await asyncio.to_thread(ask_plainly.run_batch, [("q",)], backend=upper())
+        other = await ask_plainly.run_async("r", backend=upper())
+        return state["answer"], state.text(), other["answer"], other.cache_report().generated
+
+    for state in (body.run(backend=upper()), asyncio.run(body.run_async(backend=upper()))):
+        assert state.ret_value == ("Q", "qQ", "R", 1)
+
+
+def test_a_state_that_goes_on_after_its_run_has_to_be_awaited_again() -> None:
+    @rx.function
+    async def body(s):
+        state = await ask_plainly.run_async("q", backend=upper())
+        assert state.text() == "qQ"
+        state += "r" + rx.gen("more")
+        with pytest.raises(RuntimeError, match=r"await s\.sync_async"):
+            state.text()
+        await state.sync_async()
+        return state.text()
+
+    for state in (body.run(backend=upper()), asyncio.run(body.run_async(backend=upper()))):
+        assert state.ret_value == "qQrR"
+
+
+def test_a_plain_program_may_stream_in_an_async_body() -> None:
+    @rx.function
+    async def body(s):
+        state = ask_plainly.run("q", backend=upper(), stream=True)
+        return "".join([piece async for piece in state.text_async_iter()])
+
+    assert body.run(backend=upper()).ret_value == "qQ"
+    assert asyncio.run(body.run_async(backend=upper())).ret_value == "qQ"
+
+
+def test_a_key_of_a_vote_may_read_what_the_body_has_read() -> None:
+    @rx.function
+    def body(s):
+        s += "b" + rx.gen("known")
+        known = s["known"]
+        forks = s.fork(2)
+        forks += "c" + rx.gen("x")
+        forks.join(rx.vote("x", key=lambda text: (s["known"], text)))
+        return known, s["x"]
+
+    assert body.run(backend=upper()).ret_value == ("B", "C")

@@ -60,7 +60,7 @@ def run(
             try:
                 return await test(endpoint, fake)
             finally:
-                await endpoint.close()
+                await endpoint.aclose()
 
     return asyncio.run(main())
 
@@ -160,7 +160,7 @@ class TestEndings:
             for number in range(1000):
                 endpoint.end([f"p{number}"], "done")
             assert "/end_programs" not in fake.paths(), "nothing waits for the server"
-            await endpoint.close()
+            await endpoint.aclose()
             bodies = fake.bodies("/end_programs")
             assert len(bodies) <= 2
             assert sorted(each for body in bodies for each in body["program_ids"]) == sorted(
@@ -199,7 +199,7 @@ class TestEndings:
             told.set()
             await second
             endpoint.end(["p"], "released")
-            await endpoint.close()
+            await endpoint.aclose()
 
         run(test, handle)
         assert done == (["held", "released", "held", "released"] if slow else ["held", "held", "released"])
@@ -228,7 +228,7 @@ class TestEndings:
             async with fake_http(handle) as fake:
                 endpoint = RuntimeEndpoint(fake.url)
                 await body.run_async(backend=endpoint)
-                await endpoint.close()
+                await endpoint.aclose()
 
         run_on_loop(main()).result(30)
         assert events.count("held") == 6
@@ -247,7 +247,7 @@ class TestEndings:
             for thread in threads:
                 thread.start()
             await asyncio.to_thread(lambda: [thread.join() for thread in threads])
-            await endpoint.close()
+            await endpoint.aclose()
             assert len({each for body in fake.bodies("/end_programs") for each in body["program_ids"]}) == 400
 
         run(test)
@@ -258,7 +258,7 @@ class TestEndings:
             endpoint.end(["a", "b"], "done")
             endpoint.end(["a", "c"], "cancelled")
             endpoint.end(["a", "b"], "released")
-            await endpoint.close()
+            await endpoint.aclose()
             assert fake.bodies("/end_programs") == [
                 {"program_ids": ["a", "c"], "how": "cancelled"},
                 {"program_ids": ["b"], "how": "done"},
@@ -295,7 +295,7 @@ class TestEndings:
         async def test(endpoint: RuntimeEndpoint, fake: FakeHttp) -> None:
             await endpoint.generate(CALL)
             endpoint.end(["p"], "done")
-            await endpoint.close()
+            await endpoint.aclose()
             assert fake.paths().count("/end_programs") == 1
 
         run(test, handle)

@@ -53,7 +53,7 @@ def run(server: Endpoint, test: Callable[[RuntimeEndpoint], Awaitable[T]]) -> T:
         try:
             return await test(endpoint)
         finally:
-            await endpoint.close()
+            await endpoint.aclose()
 
     return asyncio.run(main())
 
@@ -64,7 +64,7 @@ def run_openai(server: Endpoint, test: Callable[[OpenAI], Awaitable[T]], **optio
         try:
             return await test(backend)
         finally:
-            await backend.close()
+            await backend.aclose()
 
     return asyncio.run(main())
 
@@ -188,7 +188,7 @@ class TestRuntimeEndpoint:
             endpoint = RuntimeEndpoint(server.url, "wrong")
             with pytest.raises(InvalidCall, match="api_key"):
                 await endpoint.generate(generate("a"))
-            await endpoint.close()
+            await endpoint.aclose()
 
         asyncio.run(main())
 

@@ -26,7 +26,7 @@ def run(model: FakeSglang, test: Callable[[RuntimeEndpoint, FakeHttp], Awaitable
             try:
                 return await test(endpoint, fake)
             finally:
-                await endpoint.close()
+                await endpoint.aclose()
 
     return asyncio.run(main())
 
@@ -40,7 +40,7 @@ def run_program(model: FakeSglang, test: Callable[[RuntimeEndpoint, FakeHttp], A
             try:
                 return await test(endpoint, fake)
             finally:
-                await endpoint.close()
+                await endpoint.aclose()
 
     return run_on_loop(main()).result(30)
 
@@ -196,7 +196,7 @@ class TestStream:
             async with fake_http(handle) as fake:
                 endpoint = RuntimeEndpoint(fake.url)
                 found = [each async for each in endpoint.stream(generate("a", return_logprob=True))]
-                await endpoint.close()
+                await endpoint.aclose()
             done = found[-1].done
             assert done is not None
             assert (done.text, done.meta["output_token_logprobs"]) == ("abc", entries)
@@ -230,7 +230,7 @@ class TestStream:
                 with pytest.raises(BackendError, match=words):
                     async for _ in endpoint.stream(generate("a")):
                         pass
-                await endpoint.close()
+                await endpoint.aclose()
 
         asyncio.run(main())
 
@@ -364,7 +364,7 @@ class TestServer:
                 endpoint = RuntimeEndpoint(fake.url)
                 assert (await endpoint.generate(generate("a")))[0].text == " world"
                 assert (await endpoint.info())["is_generation"] is True
-                await endpoint.close()
+                await endpoint.aclose()
 
         asyncio.run(main())
 
@@ -386,7 +386,7 @@ class TestServer:
         async def test(endpoint: RuntimeEndpoint, fake: FakeHttp) -> None:
             await endpoint.generate(generate("a"))
             endpoint.end(["p"], "cancelled")
-            await endpoint.close()
+            await endpoint.aclose()
             assert set(fake.paths()) == {"/get_server_info", "/generate"}
 
         run(FakeSglang(), test)
@@ -408,7 +408,7 @@ class TestServer:
                     with pytest.raises(InvalidCall, match=r"neither a RadixLM nor an SGLang.*OpenAI\(model"):
                         await endpoint.generate(generate("a"))
                 assert fake.paths().count("/get_server_info") == 2
-                await endpoint.close()
+                await endpoint.aclose()
 
         asyncio.run(main())
 
@@ -474,12 +474,12 @@ class TestServer:
                 endpoint = RuntimeEndpoint(fake.url)
                 with pytest.raises(InvalidCall, match="too long"):
                     await endpoint.generate(generate("a"))
-                await endpoint.close()
+                await endpoint.aclose()
 
         asyncio.run(main())
 
     def test_close_works_where_nothing_was_called_and_on_another_loop(self) -> None:
         endpoint = RuntimeEndpoint("http://127.0.0.1:1")
         endpoint.end(["p"], "done")
-        asyncio.run(endpoint.close())
-        asyncio.run(endpoint.close())
+        asyncio.run(endpoint.aclose())
+        asyncio.run(endpoint.aclose())

@@ -6,9 +6,12 @@ import threading
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import radixlm as rx
 from radixlm.frontend.errors import BackendError, BranchFailed, Cancelled, InvalidCall
+from radixlm.frontend.group import Poll
 from radixlm.frontend.scripted import Scripted
 from testkit.gated_backend import GatedBackend
 
@@ -708,3 +711,48 @@ def test_a_chain_of_a_thousand_branches_is_cancelled_as_one() -> None:
             last["x"]
 
     run(body, backend)
+
+
+def test_a_vote_looks_at_each_ballot_a_few_times_and_not_once_more_for_each_other() -> None:
+    looks = 0
+
+    class Ballot:
+        def __init__(self, value: object) -> None:
+            self.value = value
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Ballot) and self.value == other.value
+
+        def __hash__(self) -> int:
+            nonlocal looks
+            looks += 1
+            return hash(self.value)
+
+    @rx.function
+    def body(s):
+        forks = s.fork(200)
+        for place, fork in enumerate(forks):
+            fork.set_var("x", place)
+        return forks.join(rx.vote("x", key=Ballot)).wait()
+
+    assert body.run(backend=Scripted("")).ret_value == [0]
+    assert looks <= 2 * 200
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=8), st.randoms(), st.sets(st.integers(0, 7)))
+def test_a_vote_is_over_as_soon_as_nothing_can_change_it(ballots, drawn, failed) -> None:
+    order = list(range(len(ballots)))
+    drawn.shuffle(order)
+    poll = Poll()
+    seen: dict[int, int] = {}
+    for still_open, place in zip(reversed(range(len(order))), order, strict=True):
+        if place not in failed:
+            seen[place] = ballots[place]
+            poll.count(place, ballots[place])
+        counts = Counter(seen.values())
+        best = min(seen, key=lambda each: (-counts[seen[each]], each), default=None)
+        others = [count for ballot, count in counts.items() if best is None or ballot != seen[best]]
+        certain = best is not None and (
+            not still_open or counts[seen[best]] > max(others, default=0) + still_open
+        )
+        assert poll.winner(still_open) == (best if certain else None)

@@ -82,17 +82,18 @@ class TestConnections:
 
         assert run(echo, test, max_connections=7) <= 7
 
-    def test_nothing_is_open_after_close_and_a_call_connects_anew(self) -> None:
+    def test_nothing_is_open_after_close_and_a_call_is_refused(self) -> None:
         async def test(calls: HttpCalls, fake: FakeHttp) -> int:
             await calls.post("/x", 1)
             assert fake.open == 1
             await calls.close()
             while fake.open:
                 await asyncio.sleep(0)
-            await calls.post("/x", 2)
+            with pytest.raises(InvalidCall, match="this backend was closed; make another one"):
+                await calls.post("/x", 2)
             return fake.accepted
 
-        assert run(echo, test) == 2
+        assert run(echo, test) == 1
 
     def test_close_works_where_nothing_was_called(self) -> None:
         async def test(calls: HttpCalls, fake: FakeHttp) -> int:

@@ -86,3 +86,32 @@ def test_how_a_text_is_cut_into_pieces_changes_nothing(keys: list[tuple[list[str
     assert item_order(whole) == expected
     assert order_of_pieces([pieces for pieces, _ in keys]) == expected
     assert order_of_pieces(cut) == expected
+
+
+@given(
+    st.text("ab", min_size=1, max_size=200),
+    st.lists(st.tuples(st.integers(0, 200), st.text("ab")), max_size=20),
+)
+def test_texts_that_begin_each_other_come_in_the_order_of_the_tree(
+    text: str, cuts: list[tuple[int, str]]
+) -> None:
+    keys = [text[:at] + rest for at, rest in cuts]
+    assert item_order(keys) == simple_order(keys)
+
+
+def test_turns_of_a_conversation_are_looked_at_once_each() -> None:
+    """Each prompt is the beginning of the next; a step more for each pair of them would take a minute."""
+    looks = 0
+
+    class Counting(str):
+        __slots__ = ()
+
+        def __getitem__(self, key: object) -> str:
+            nonlocal looks
+            looks += 1
+            return super().__getitem__(key)  # type: ignore[index]  # as it was given
+
+    talk = "".join(f"turn {number}: what was said\n" for number in range(8000))
+    keys = [(Counting(talk[: 100 * number]),) for number in range(2000)]
+    assert order_of_pieces(keys) == list(range(2000))
+    assert looks < 2000 * 40

@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radixlm.frontend.errors import InvalidCall
-from radixlm.frontend.journal import Journal, Record, batch_digest, item_digest
+from radixlm.frontend.journal import Journal, Record, batch_digest, exactly, item_digest, restored
+from radixlm.frontend.program import function
+from radixlm.frontend.state import ProgramState
 
 ITEMS = ["i0", "i1", "i2"]
 
@@ -79,7 +81,7 @@ def test_a_damaged_line_in_the_middle_is_named(path: Path) -> None:
 
 
 def test_another_version_is_named(path: Path) -> None:
-    path.write_text(path.read_text().replace('"radixlm_batch": 1', '"radixlm_batch": 2'))
+    path.write_text(path.read_text().replace('"radixlm_batch": 2', '"radixlm_batch": 1'))
     with pytest.raises(InvalidCall, match="another version"):
         kept(path)
 
@@ -164,3 +166,99 @@ def test_a_disk_that_refuses_leaves_the_journal_good(path: Path, monkeypatch: py
         monkeypatch.undo()
         journal.add(1, Record("one"))
     assert kept(path).keys() == {0, 1, 2}
+
+
+exact = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: (
+        st.lists(inner)
+        | st.lists(inner).map(tuple)
+        | st.dictionaries(st.none() | st.integers() | st.sampled_from(["a", "1", "()", "{}"]), inner)
+        | st.dictionaries(st.tuples(st.integers()), inner)
+    ),
+)
+
+
+@given(exact)
+def test_plain_data_comes_back_as_it_was(value: object) -> None:
+    found = restored(json.loads(json.dumps(exactly(value))))
+    assert repr(found) == repr(value)  # of NaN, too, and with the types of all
+
+
+class Counted(dict[str, int]):
+    """A dict, and more."""
+
+
+@pytest.mark.parametrize("value", [{1, 2}, b"a", object(), Counted(), [Counted()], {"a": Problem}])
+def test_what_would_come_back_as_something_else_is_not_kept(value: object) -> None:
+    with pytest.raises(TypeError, match="would not come back as what it is"):
+        exactly(value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"index": -2},
+        {"index": True},
+        {"item": 5},
+        {"text": None},
+        {"variables": [1]},
+        {"variables": {"a": {"()": 5}}},
+        {"variables": {"a": {"{}": [[[], 1]]}}},
+        {"messages": "ab"},
+        {"messages": [["role"]]},
+        {"messages": [{"role": 5}]},
+        {"meta": []},
+        {"meta": {"a": 5}},
+        {"unread": {"a": 5}},
+        {"new": 1},
+    ],
+)
+def test_a_record_of_other_types_is_a_damaged_line(path: Path, change: dict[str, object]) -> None:
+    first, second, *rest = path.read_text().split("\n")
+    path.write_text("\n".join([first, json.dumps(json.loads(second) | change), *rest]))
+    with pytest.raises(InvalidCall, match=r"line 2 of .* is damaged"):
+        kept(path)
+
+
+def test_a_line_that_is_too_deep_to_read_is_damaged(path: Path) -> None:
+    first, *rest = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join([first, b"[" * 200_000, *rest]))
+    with pytest.raises(InvalidCall, match=r"line 2 of .* is damaged"):
+        kept(path)
+    path.write_bytes(b"[" * 200_000 + b"\n")
+    with pytest.raises(InvalidCall, match="is no journal of a batch"):
+        kept(path)
+
+
+def test_what_keeps_nothing_is_no_place_for_a_journal() -> None:
+    with pytest.raises(InvalidCall, match="'/dev/null' is no file that keeps"):
+        kept(Path(os.devnull))
+
+
+@dataclass
+class Tool:
+    name: str
+
+    def search(self) -> str:
+        return self.name
+
+
+class Opaque:
+    def search(self) -> str:
+        return ""
+
+
+@function
+def greet(s: ProgramState, name: str) -> None:
+    s += name
+
+
+def test_methods_of_different_objects_and_programs_bound_otherwise_are_told_apart() -> None:
+    values = [Tool("a").search, Tool("b").search, "a".upper, "b".upper, str.upper]
+    values += [greet, greet.bind(name="Ada"), greet.bind(name="Alan")]
+    digests = [item_digest(0, {"a": value}) for value in values]
+    assert len(set(digests)) == len(digests)
+    assert item_digest(0, {"a": Tool("a").search}) == digests[0]
+    with pytest.raises(InvalidCall, match="told apart"):
+        item_digest(0, {"a": Opaque().search})

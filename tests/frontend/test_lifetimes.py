@@ -21,7 +21,7 @@ import radixlm as rx
 from radixlm.frontend.branch import Branch
 from radixlm.frontend.endpoint import RuntimeEndpoint
 from radixlm.frontend.errors import BackendError, BranchFailed, TimedOut
-from radixlm.frontend.loop import run_on_loop, the_loop
+from radixlm.frontend.loop import the_loop
 from radixlm.frontend.protocol import Generated
 from radixlm.frontend.scripted import Scripted
 from radixlm.frontend.session import Session
@@ -59,6 +59,64 @@ def test_a_stream_of_results_that_is_collected_on_the_loop_does_not_stop_it() ->
     finally:
         gc.enable()
     assert ask.run("again", backend=Scripted("fine"), timeout=10)["a"] == "fine"
+
+
+def test_a_block_that_was_left_open_is_collected_anywhere_without_a_deadlock() -> None:
+    @rx.function
+    def body(s):
+        def parts():
+            with s.user():
+                yield
+
+        for _ in range(1000):
+            left = parts()
+            next(left)
+            cycle = [left]
+            cycle.append(cycle)  # so that only a collection ends it, wherever one comes
+            del left, cycle
+            s.fork(2).cancel()
+        return "ok"
+
+    before = gc.get_threshold()
+    gc.set_threshold(7, 50, 1000)
+    try:
+        thread, done = in_thread(lambda: body.run(backend=Scripted("x")).ret_value)
+        thread.join(60)
+    finally:
+        gc.set_threshold(*before)
+    assert done == ["ok"]
+    assert ask.run("again", backend=Scripted("fine"), timeout=10)["a"] == "fine"
+
+
+def test_a_group_may_be_cancelled_by_code_of_its_own_actions() -> None:
+    @rx.function
+    def body(s, before):
+        forks = s.fork(1)
+
+        def method(*, choices, **_):
+            forks.cancel()
+            return choices[0]
+
+        for _ in range(before):  # the cancel comes where the branch lets others have their turn
+            forks += "t"
+        forks += rx.select("a", ["x", "y"], choices_method=method)
+        for _ in range(5):
+            forks += "u"
+        return str(forks[0].error())
+
+    backend = Scripted("x", scores={"x": -1.0, "y": -2.0})
+    for before in range(94, 99):
+        thread, done = in_thread(lambda before=before: body.run(before, backend=backend).ret_value)
+        thread.join(10)
+        assert done == ["this branch was cancelled: its group was given up"]
+
+
+def in_thread(function):
+    """And what it gives, once it does."""
+    done = []
+    thread = threading.Thread(target=lambda: done.append(function()), daemon=True)
+    thread.start()
+    return thread, done
 
 
 def test_the_time_of_a_run_is_that_of_runs_inside_it() -> None:
@@ -317,7 +375,7 @@ def endpoint_on(handler: Handler) -> Iterator[RuntimeEndpoint]:
         entered = asyncio.run_coroutine_threadsafe(stack.enter_async_context(fake_http(handler)), loop)
         endpoint = RuntimeEndpoint(entered.result(10).url)
         yield endpoint
-        run_on_loop(endpoint.close()).result(10)
+        endpoint.close()
         asyncio.run_coroutine_threadsafe(stack.aclose(), loop).result(10)
     finally:
         loop.call_soon_threadsafe(loop.stop)

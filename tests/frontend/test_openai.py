@@ -69,7 +69,7 @@ def run_handler(
         try:
             return await test(backend)
         finally:
-            await backend.close()
+            await backend.aclose()
 
     return on(main())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import gc
 import re
@@ -12,6 +13,7 @@ import threading
 import time
 import tracemalloc
 import weakref
+from typing import Literal
 
 import pytest
 
@@ -28,6 +30,16 @@ from testkit.gated_backend import GatedBackend
 @dataclasses.dataclass
 class Place:
     name: str
+
+
+class Mood(enum.Enum):
+    GOOD = "good"
+    BAD = "bad"
+
+
+class Mixed(enum.Enum):
+    ONE = "one"
+    TWO = 2
 
 
 @rx.function
@@ -87,7 +99,11 @@ def test_bound_arguments_are_given_beforehand() -> None:
         ({}, "ask: missing a required argument: 'question'; its parameters are"),
         (
             {"question": "Q", "max_token": 5},
-            r"got an unexpected keyword argument 'max_token'.*max_new_tokens",
+            r"argument 'max_token'; did you mean max_tokens\? its parameters are question, suffix$",
+        ),
+        (
+            {"question": "Q", "colour": 5},
+            "'colour'; its parameters are question, suffix, and those of a run backend, choice, ",
         ),
     ],
 )
@@ -107,6 +123,43 @@ def test_what_cannot_be_a_program_is_refused(made) -> None:
 
     with pytest.raises(InvalidCall, match=r"function decorates|needs the state|is a generator"):
         rx.program(made)
+
+
+def test_a_method_cannot_be_a_program_and_is_told_so() -> None:
+    with pytest.raises(InvalidCall, match=r"ask is a method \(its first parameter is self\), and methods"):
+
+        class Asker:
+            @rx.function
+            def ask(self, s, question):
+                s += question
+
+
+def test_both_names_of_a_length_are_taken_by_runs_batches_and_calls() -> None:
+    backend = Scripted("r")
+    plain = rx.function(lambda s: s.append(rx.gen()))
+    own = rx.function(lambda s: s.append(rx.gen(max_new_tokens=7, min_new_tokens=2)))
+    plain.run(backend=backend, max_tokens=7, min_tokens=2).sync()
+    plain.run_batch([()], backend=backend, max_tokens=7, min_tokens=2)
+    own.run(backend=backend, max_tokens=9).sync()
+    asked = [call.asked.sampling for call in backend.calls]
+    assert [(each.max_new_tokens, each.min_new_tokens) for each in asked] == [(7, 2)] * 3
+
+
+def test_choices_and_what_is_of_no_use_to_them_may_stand_side_by_side() -> None:
+    both = rx.function(lambda s: s.append(rx.gen("x", choices=["a", "b"], max_tokens=5, temperature=0, n=1)))
+    assert both.run(backend=Scripted("b"))["x"] == "b"
+
+
+@pytest.mark.parametrize(
+    ("choice", "value"), [(Literal["good", "bad"], "bad"), (Mood, Mood.BAD), (["good", "bad"], "bad")]
+)
+def test_a_choice_may_be_a_literal_or_an_enum_and_is_read_back(choice, value) -> None:
+    backend = Scripted("bad")
+    own = rx.function(lambda s: s.append(rx.gen("x", choice=choice))).run(backend=backend)
+    of_run = rx.function(lambda s: s.append(rx.gen("x"))).run(backend=backend, choice=choice)
+    for state in (own, of_run):
+        assert (state["x"], state.value("x")) == ("bad", value)
+    assert [call.asked.sampling.choice for call in backend.calls] == [("good", "bad")] * 2
 
 
 def test_a_body_that_gives_a_coroutine_is_refused() -> None:
@@ -227,7 +280,12 @@ def test_every_argument_of_gen_reaches_the_call() -> None:
         ({"stream": "yes"}, "stream must be True or False, got 'yes'"),
         ({"regex": "a", "grammar": "b"}, "one may be given, got regex and grammar"),
         ({"temprature": 0}, "did you mean temperature?"),
-        ({"max_tokens": 5}, "did you mean max_new_tokens?"),
+        ({"max_tokens": 5, "max_new_tokens": 6}, "max_tokens and max_new_tokens are two names of one"),
+        ({"max_tokens": "5"}, "max_tokens must be an integer, got '5'"),
+        (
+            {"choice": Mixed},
+            "choice must be a list of texts, a Literal or an Enum of texts, got <enum 'Mixed'>",
+        ),
     ],
 )
 def test_wrong_options_are_said_before_anything_runs(options, message) -> None:
@@ -239,7 +297,13 @@ def test_wrong_options_are_said_before_anything_runs(options, message) -> None:
     ("options", "message"),
     [
         ({"max_token": 5}, "gen has no option 'max_token'; did you mean max_tokens?"),
-        ({"max_new_tokens": 5}, "gen has no option 'max_new_tokens'; did you mean max_tokens?"),
+        ({"max_new_tokens": "5"}, "max_new_tokens must be an integer, got '5'"),
+        ({"min_tokens": 5, "min_new_tokens": 5}, "min_tokens and min_new_tokens are two names of one option"),
+        ({"choice": Literal["a", 1]}, "choice must be a list of texts, a Literal or an Enum of texts"),
+        ({"choices": ["a"], "regex": "a"}, "scored and not generated, so regex cannot be kept to"),
+        ({"choices": ["a"], "dtype": int, "json_schema": {}}, "so dtype and json_schema cannot be kept to"),
+        ({"choices": ["a"], "choice": ["a"]}, "so choice cannot be kept to"),
+        ({"choices": ["a"], "n": 4}, "of choices one is chosen, so n must be 1 beside them, got 4"),
         ({"temprature": 0}, "gen has no option 'temprature'; did you mean temperature?"),
         ({"colour": 0}, "gen has no option 'colour'; its options are max_tokens, "),
         ({"max_tokens": "5"}, "max_tokens must be an integer, got '5'"),

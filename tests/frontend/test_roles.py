@@ -141,7 +141,7 @@ def test_messages_that_were_given_out_are_the_callers() -> None:
 @pytest.mark.parametrize(
     ("append", "message"),
     [
-        (lambda: rx.user(rx.assistant("a")), "a assistant block cannot begin inside a user block"),
+        (lambda: rx.user(rx.assistant("a")), "an assistant block cannot begin inside a user block"),
         (lambda: rx.user_begin() + rx.user_begin(), "a user block cannot begin inside a user block"),
         (lambda: rx.user_end(), "a user block cannot end here: no block is open"),
         (lambda: rx.user_begin() + rx.system_end(), "a system block cannot end here: a user block is open"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -205,7 +207,7 @@ class TestTime:
                 await third
             assert backend.calls[0].state == "cancelled"
             backend.resume()
-            await backend.close()
+            await backend.aclose()
 
         asyncio.run(main())
 
@@ -254,7 +256,7 @@ WRONG: dict[str, list[object]] = {
     "repetition_penalty": [0, -1.0],
     "ignore_eos": [1, "yes"],
     "seed": [2**64, -(2**63) - 1, "1", 1.0],
-    "json_schema": ["{", "[]", "3"],
+    "json_schema": ["{", "[]", "3"],  # what stands in one, an engine tells when it compiles it: see below
     "regex": ["x" * 9000],
     "choice": [(), ("",), (1,)],
     "relaxed": [True, 1],
@@ -304,6 +306,34 @@ class TestChecks:
     def test_a_hold_that_no_engine_grants_is_refused(self, hold_s: object) -> None:
         with pytest.raises(InvalidCall, match="hold_s must be a number of seconds from 0 to 3600"):
             one(Scripted("1"), call("a", hint=Hint("p", hold_s=hold_s)))  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        ("schema", "words"),
+        [
+            ('{"type": "strin"}', r"json_schema is no schema: 'strin' is not valid .* at /type"),
+            (
+                '{"properties": {"a": {"minLength": "2"}}}',
+                "'2' is not of type 'integer' at /properties/a/min",
+            ),
+            ('{"$schema": 5}', r"5 is not of type 'string' at /\$schema"),
+            ('{"not": ' * 400 + "{}" + "}" * 400, "json_schema is nested too deep"),
+        ],
+    )
+    def test_what_is_no_schema_is_refused_as_engines_do(self, schema: str, words: str) -> None:
+        with pytest.raises(InvalidCall, match=words):
+            one(Scripted("{}"), call("a", json_schema=schema))
+
+    @pytest.mark.parametrize(
+        "schema",
+        ['{"pattern": "\\\\p{L}+", "format": "no such"}', '{"$schema": "no such", "type": "object"}'],
+    )
+    def test_patterns_and_formats_are_left_to_engines(self, schema: str) -> None:
+        assert texts(Scripted("{}"), "a", json_schema=schema) == ["{}"]
+
+    def test_what_checks_schemas_is_loaded_with_the_first_one(self) -> None:
+        code = "import sys, radixlm.frontend.scripted; print('jsonschema' in sys.modules)"
+        done = subprocess.run([sys.executable, "-P", "-c", code], check=True, capture_output=True, text=True)
+        assert done.stdout.strip() == "False"
 
     def test_two_forms_are_refused_and_so_is_a_stream_of_two_texts(self) -> None:
         with pytest.raises(InvalidCall, match=r"at most one of .* got regex and choice"):

@@ -443,6 +443,22 @@ def test_a_hold_says_how_much_is_kept_and_is_given_back() -> None:
     assert backend.calls[0].asked.sampling.max_new_tokens == 0
 
 
+def test_holds_are_called_that_in_the_report_and_are_no_calls() -> None:
+    def body(s):
+        s += "0123456789" + rx.gen("x")
+        with s.hold(30):
+            pass
+        s.pin(30)
+
+    report = run(body, Scripted("reply")).cache_report()
+    first, *lines = str(report).splitlines()
+    assert first == (
+        "1 call and 2 holds: 40 tokens prompted, 28 reused, 0 recomputed, 5 generated, 0 of them forced"
+    )
+    assert [line.split(":")[0] for line in lines] == ["  x", "  hold", "  hold"]
+    assert [call.is_hold for call in report.calls] == [False, True, True]
+
+
 def test_a_hold_is_given_back_when_the_tool_fails() -> None:
     def body(s):
         s += "text"

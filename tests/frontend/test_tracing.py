@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import _thread
 import asyncio
+import queue
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,8 +13,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from radixlm.frontend.errors import Unreachable
-from radixlm.frontend.expressions import assistant, gen, select, system, user
+from radixlm.frontend.errors import InvalidCall, Unreachable
+from radixlm.frontend.expressions import Appendable, assistant, gen, select, system, user
 from radixlm.frontend.program import function
 from radixlm.frontend.scripted import Scripted
 from radixlm.frontend.state import ProgramState
@@ -289,27 +291,133 @@ _POOL = ThreadPoolExecutor(1)
     ],
     ids=["thread", "timer", "bare thread", "pool", "map", "pool that runs already"],
 )
-def test_a_traced_body_starts_no_program_on_a_thread(way: Callable[[Callable[[], object]], object]) -> None:
+def test_no_program_is_run_with_placeholders_on_any_thread(
+    way: Callable[[Callable[[], object]], object],
+) -> None:
     @function
-    def hands_over(s: ProgramState) -> None:
-        s += "before"
-        way(lambda: answer.run("?", backend=backend))
-        s += "after"
+    def hands_over(s: ProgramState, q: str) -> None:
+        for made in (lambda: q, lambda: f"{q}", lambda: f"{q}"[:9], lambda: {"in": [q]}):
 
+            def work(made: Callable[[], object] = made) -> None:
+                try:
+                    given.run(made(), backend=backend)
+                except InvalidCall as error:
+                    refused.append(str(error))
+                finally:
+                    over.put(None)
+
+            way(work)
+            over.get(timeout=10)
+        s += "before" + q + gen("a")
+
+    @function
+    def given(s: ProgramState, text: object) -> None:
+        s += f"{text}" + gen("b")
+        s["b"]
+
+    over: queue.SimpleQueue[None] = queue.SimpleQueue()
+    refused: list[str] = []
     _POOL.submit(int).result()
     backend = Scripted(" because")
     found = trace(hands_over)
-    assert found.prefix_text() == "before"
-    assert not found.reached_call
-    _POOL.submit(int).result()
+    assert found.key({"q": "why"}) == "beforewhy"
+    assert found.reached_call
+    assert backend.calls == []
+    assert len(refused) >= 4
+    assert all("with a placeholder in the place of an argument" in each for each in refused)
+
+
+@pytest.mark.parametrize(
+    "append",
+    [
+        lambda q: q,
+        lambda q: gen("a", stop=f"{q}"),
+        lambda q: gen("a", json_schema={"enum": [f"{q}"]}),
+        lambda q: select("a", [f"{q}", "other"]),
+        lambda q: user(f"{q}"),
+    ],
+)
+def test_no_call_of_a_run_holds_a_placeholder(append: Callable[[object], Appendable]) -> None:
+    @function
+    def leaks(s: ProgramState, q: str) -> None:
+        found.append(q)
+        s += q + gen("a")
+
+    @function
+    def uses(s: ProgramState) -> None:
+        s += "text"
+        s += append(found[0])
+        s += gen("b")
+
+    found: list[object] = []
+    trace(leaks)
+    backend = Scripted(" because")
+    with pytest.raises(InvalidCall, match="with a placeholder in the place of an argument"):
+        uses.run(backend=backend)
     assert backend.calls == []
 
 
-def test_after_a_trace_threads_are_started_as_before() -> None:
-    for _ in range(2):
-        trace(answer)
-        with ThreadPoolExecutor(1) as pool:
-            assert pool.submit(int).result(10) == 0
+def test_a_batch_of_placeholders_is_refused_before_anything_runs() -> None:
+    found: list[str] = []
+
+    @function
+    def leaks(s: ProgramState, q: str) -> None:
+        found.append(f"{q}")
+
+    trace(leaks)
+    backend = Scripted(" because")
+    with pytest.raises(InvalidCall, match="with a placeholder"):
+        answer.run_batch([("fine",), (found[0],)], backend=backend)
+    assert backend.calls == []
+
+
+def test_a_body_that_starts_its_worker_once_finds_it_in_the_run() -> None:
+    started: list[threading.Thread] = []
+    todo: queue.SimpleQueue[queue.SimpleQueue[str]] = queue.SimpleQueue()
+
+    def work() -> None:
+        while True:
+            todo.get().put("done ")
+
+    @function
+    def asks_worker(s: ProgramState, q: str) -> None:
+        if not started:
+            started.append(threading.Thread(target=work, daemon=True))
+            started[0].start()
+        done: queue.SimpleQueue[str] = queue.SimpleQueue()
+        todo.put(done)
+        s += done.get(timeout=10) + q + gen("a")
+
+    states = asks_worker.run_batch([("one",), ("two",)], backend=Scripted("fine"))
+    assert [state.text() for state in states] == ["done onefine", "done twofine"]
+
+
+def test_a_trace_leaves_the_profiler_of_a_body_alone() -> None:
+    def watch(*_: object) -> None:
+        pass
+
+    @function
+    def profiled(s: ProgramState) -> None:
+        assert sys.getprofile() is None
+        sys.setprofile(watch)
+        s += "in "
+        kept = sys.getprofile()
+        sys.setprofile(None)
+        s += "kept" if kept is watch else "lost"
+
+    assert trace(profiled).prefix_text() == "in kept"
+
+
+def test_what_another_thread_writes_ends_a_trace() -> None:
+    @function
+    def shares(s: ProgramState) -> None:
+        s += "before"
+        thread = threading.Thread(target=s.append, args=("elsewhere",))
+        thread.start()
+        thread.join()
+        s += "after"
+
+    assert trace(shares).prefix_text() == "before"
 
 
 def test_the_key_of_many_items_copies_no_argument() -> None:

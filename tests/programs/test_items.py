@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+import radixlm as rx
 from radixlm.programs.shared.grading import last_number, mentions, share
 from radixlm.programs.shared.items import DataError, as_item, read_items
-from radixlm.programs.shared.report import Figures, means_of, tokens_between
+from radixlm.programs.shared.report import Figures, means_of, tokens_between, tokens_of
 
 
 @dataclass(frozen=True)
@@ -142,3 +143,19 @@ def test_figures_say_what_a_backend_does_not_count() -> None:
     assert "does not say what could have been found" in text
     nothing = {"prompt_tokens": 5, "cached_tokens": 0, "optimal_tokens": 0}
     assert "; nothing could" in Figures("demo", [], {}, {}, nothing, 0.0).text()
+    no_optimum = {"prompt_tokens": 5, "cached_tokens": 2, "generated_tokens": 3}
+    text = Figures("demo", [], {}, {}, no_optimum, 0.0).text()
+    assert "5 in prompts, 3 generated" in text
+    assert "2 tokens of prompts were found in the cache; this backend does not say what could have" in text
+
+
+def test_what_a_backend_does_not_say_is_summed_up_from_the_programs_calls() -> None:
+    body = rx.function(lambda s: s.append("0123456789" + rx.gen("x") + "?" + rx.gen("y")))
+    states = body.run_batch([(), ()], backend=rx.Scripted("reply"), num_threads=1)
+    assert tokens_of(states) == {
+        "prompt_tokens": 52,
+        "generated_tokens": 20,
+        "forced_tokens": 0,
+        "cached_tokens": 14 + 9 + 15,
+    }
+    assert tokens_of([]) == {}
