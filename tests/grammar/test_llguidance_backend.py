@@ -220,12 +220,12 @@ def test_a_grammar_that_takes_long_to_build_is_built_again_beside_its_texts(
     vocabulary: GrammarVocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(llguidance_backend, "_QUICK_SECONDS", -1.0)
+    before = set(threading.enumerate())
     compiled = LlguidanceBackend(vocabulary).regex(COSTLY)
     grammar = compiled.start()
     _write_until_error(grammar, vocabulary)
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and thread.name.startswith("Thread"):
-            thread.join()
+    for thread in set(threading.enumerate()) - before:
+        thread.join()
     assert compiled.start().error is None
     assert takes(compiled, vocabulary, "abba")
 
