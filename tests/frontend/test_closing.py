@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 
@@ -13,7 +12,7 @@ import radixlm as rx
 from radixlm.frontend.closing import Closing
 from radixlm.frontend.errors import InvalidCall
 from radixlm.frontend.loop import run_on_loop
-from testkit.fake_http import Asked, FakeHttp, fake_http
+from testkit.fake_http import Asked, served
 
 META = {"finish_reason": {"type": "stop"}, "prompt_tokens": 1, "cached_tokens": 0, "completion_tokens": 1}
 ANSWERS: dict[str, object] = {
@@ -46,32 +45,9 @@ async def answer(asked: Asked) -> None:
     await asked.json(ANSWERS.get(asked.path, {}))
 
 
-@contextmanager
-def served() -> Iterator[FakeHttp]:
-    """On a loop of its own, beside the test; what has come can be looked at from here."""
-    loop, ready, leave = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
-    found: list[FakeHttp] = []
-
-    async def main() -> None:
-        async with fake_http(answer) as fake:
-            found.append(fake)
-            ready.set()
-            await leave.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(main(),))
-    thread.start()
-    assert ready.wait(10)
-    try:
-        yield found[0]
-    finally:
-        loop.call_soon_threadsafe(leave.set)
-        thread.join(10)
-        loop.close()
-
-
 @every_backend
 def test_a_plain_caller_closes_by_with_and_a_call_after_that_is_refused(make: Make) -> None:
-    with served() as fake:
+    with served(answer) as fake:
         with make(fake.url) as backend:
             assert body.run(backend=backend)["x"] == "a"
         for program in (body, talk):
@@ -90,13 +66,13 @@ def test_an_async_caller_closes_by_async_with_on_a_loop_of_his_own(make: Make) -
         await backend.aclose()
         assert "was closed" in str((await body.run_async(backend=backend)).error())
 
-    with served() as fake:
+    with served(answer) as fake:
         asyncio.run(main(fake.url))
 
 
 @every_backend
 def test_closing_twice_or_before_any_call_is_closing_once(make: Make) -> None:
-    with served() as fake:
+    with served(answer) as fake:
         used, unused = make(fake.url), make(fake.url)
         body.run(backend=used).sync()
         for backend in (used, unused):
@@ -108,7 +84,7 @@ def test_closing_twice_or_before_any_call_is_closing_once(make: Make) -> None:
 
 @over_http
 def test_closing_ends_the_connections_of_the_programs_loop_from_another_thread(make: Make) -> None:
-    with served() as fake:
+    with served(answer) as fake:
         backend = make(fake.url)
         body.run(backend=backend).sync()
         thread = threading.Thread(target=backend.close)
@@ -121,7 +97,7 @@ def test_closing_ends_the_connections_of_the_programs_loop_from_another_thread(m
 
 
 def test_what_became_of_branches_is_told_before_the_connections_close() -> None:
-    with served() as fake:
+    with served(answer) as fake:
         with rx.RuntimeEndpoint(fake.url) as backend:
             body.run(backend=backend).sync()
             backend.end(["p"], "done")
@@ -137,5 +113,5 @@ def test_a_plain_close_on_the_loop_that_it_would_block_says_what_to_write(make: 
             backend.close()
         await backend.aclose()
 
-    with served() as fake:
+    with served(answer) as fake:
         run_on_loop(main(fake.url)).result(30)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
-from testkit.fake_http import Asked, FakeHttp, fake_http
+from testkit.fake_http import Asked, served
 
 GENERATED = {"finish_reason": {"type": "stop"}, "prompt_tokens": 1, "cached_tokens": 0}
 
@@ -30,29 +26,6 @@ async def answer(asked: Asked) -> None:
         await asked.json({"text": text, "output_parts": [text], "meta_info": GENERATED})
     else:
         await asked.json({})
-
-
-@contextmanager
-def served() -> Iterator[FakeHttp]:
-    """On a loop of its own, beside the test."""
-    loop, ready, leave = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
-    found: list[FakeHttp] = []
-
-    async def main() -> None:
-        async with fake_http(answer) as fake:
-            found.append(fake)
-            ready.set()
-            await leave.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(main(),))
-    thread.start()
-    assert ready.wait(10)
-    try:
-        yield found[0]
-    finally:
-        loop.call_soon_threadsafe(leave.set)
-        thread.join(10)
-        loop.close()
 
 
 CODE = """
@@ -83,7 +56,7 @@ backend.close()
     "backend", ["rx.RuntimeEndpoint({url!r})", "rx.OpenAI('m', base_url={url!r} + '/v1')"]
 )
 def test_both_processes_go_on_with_connections_of_their_own(backend: str) -> None:
-    with served() as fake:
+    with served(answer) as fake:
         code = CODE.format(backend=backend.format(url=fake.url))
         subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=120)
         assert fake.accepted >= 2, "one before, and one of the child"
@@ -106,7 +79,7 @@ if not child:
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 assert body.run(backend=backend)["x"] == "a"
 """
-    with served() as fake:
+    with served(answer) as fake:
         subprocess.run([sys.executable, "-P", "-c", code.format(url=fake.url)], check=True, timeout=60)
         assert fake.accepted == 1
 
@@ -126,5 +99,5 @@ if not child:
     os._exit(7 if "belongs to the process before the fork" in str(state.error()) else 8)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 """
-    with served() as fake:
+    with served(answer) as fake:
         subprocess.run([sys.executable, "-P", "-c", code.format(url=fake.url)], check=True, timeout=60)

@@ -7,7 +7,6 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event as Flag
 from time import monotonic
 
 import httpx
@@ -15,7 +14,7 @@ import pytest
 
 from radixlm.runtime.server import connection
 from radixlm.runtime.server.settings import ServerSettings
-from testkit.http_server import Endpoint, running_server
+from testkit.http_server import Endpoint, running_server, wait_until
 from testkit.scripted_face import ScriptedFace
 
 OpenFace = Callable[..., ScriptedFace]
@@ -56,14 +55,6 @@ def until(found: socket.socket, text: bytes) -> bytes:
         assert more, got
         got += more
     return got
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    for _ in range(2000):
-        if holds():
-            return
-        Flag().wait(0.005)
-    raise AssertionError("it has not happened within 10 s")
 
 
 @pytest.fixture

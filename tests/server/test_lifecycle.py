@@ -21,7 +21,7 @@ from radixlm.runtime.errors import InvalidConfig
 from radixlm.runtime.server.engine_face import LocalEngine
 from radixlm.runtime.server.lifecycle import listen
 from radixlm.runtime.server.settings import ServerSettings
-from testkit.http_server import Endpoint, running_server
+from testkit.http_server import Endpoint, running_server, wait_until
 from testkit.scripted_face import ScriptedFace
 
 OpenFace = Callable[..., ScriptedFace]
@@ -189,14 +189,6 @@ def opened(url: str, sent: bytes) -> socket.socket:
     found = socket.create_connection((host, int(port)), timeout=PATIENCE)
     found.sendall(sent)
     return found
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    for _ in range(2000):
-        if holds():
-            return
-        Flag().wait(0.005)
-    raise AssertionError("it has not happened within 10 s")
 
 
 def test_a_client_that_leaves_behind_a_second_request_is_noticed(open_face: OpenFace) -> None:

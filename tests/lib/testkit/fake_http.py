@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -128,3 +129,26 @@ async def _next_request(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
     headers = {name.lower(): value.strip() for name, value in (line.split(":", 1) for line in lines)}
     content = await reader.readexactly(int(headers.get("content-length", 0)))
     return Asked(method, path, headers, json.loads(content) if content else None, reader, writer)
+
+
+@contextmanager
+def served(answer: Handler) -> Iterator[FakeHttp]:
+    """`fake_http` on a loop of its own, beside the test; what has come can be looked at from there."""
+    loop, ready, leave = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
+    found: list[FakeHttp] = []
+
+    async def main() -> None:
+        async with fake_http(answer) as fake:
+            found.append(fake)
+            ready.set()
+            await leave.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(main(),))
+    thread.start()
+    assert ready.wait(10)
+    try:
+        yield found[0]
+    finally:
+        loop.call_soon_threadsafe(leave.set)
+        thread.join(10)
+        loop.close()

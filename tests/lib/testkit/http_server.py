@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -51,3 +51,11 @@ def running_server(engine: EngineFace, settings: ServerSettings | None = None) -
     finally:
         endpoint.stop()
         listening.close()
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if holds():
+            return
+        threading.Event().wait(0.005)
+    raise AssertionError("it has not happened within 10 s")
