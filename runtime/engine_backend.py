@@ -39,7 +39,7 @@ from .choice_scores import check_ended_well, nothing_before, read_scores
 from .errors import InvalidRequest, RadixError
 from .hints import NO_HINT, checked_hint
 from .metrics import EngineStats
-from .post import Post
+from .post import Mailbox, Post
 from .sampling_params import SamplingParams
 from .score import SCORING
 from .text_parts import Ids, PartsEncoder
@@ -92,10 +92,10 @@ class EngineBackend:
             before = self._encoder.before(call.parts)
             request = await self._request(call.parts, sampling, hint)
             [answer] = self._answers(request, call.sampling.return_text_in_logprobs)
-            news: asyncio.Queue[Event | BaseException] = asyncio.Queue()
+            news: Mailbox[Event | BaseException] = Mailbox()
             post = self._post()
-            accepted = self._submit(request, lambda event: post.send(partial(news.put_nowait, event)))
-            accepted.add_done_callback(_refusal_to(lambda error: post.send(partial(news.put_nowait, error))))
+            accepted = self._submit(request, lambda event: post.send(partial(news.put, event)))
+            accepted.add_done_callback(_refusal_to(lambda error: post.send(partial(news.put, error))))
             goes_on = True
             try:
                 while goes_on:

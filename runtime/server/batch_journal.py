@@ -49,7 +49,8 @@ class Journal:
         return self._output.size, self._errors.size
 
     def write(self, line: Mapping[str, object], *, failed: bool) -> None:
-        """Add a result. Raises OSError, and ValueError for what is no JSON, and then nothing has changed."""
+        """Add a result. Raises OSError, or TypeError or ValueError for what is no JSON; then nothing has
+        changed."""
         custom_id = line["custom_id"]
         assert isinstance(custom_id, str), "results have the id of their line"
         assert custom_id not in self.done, "a line of the input runs once"

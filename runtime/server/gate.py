@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .context import new_id
 from .failures import Busy, Forbidden, Unauthorized
-from .replies import CLIENT_GONE, error_reply
+from .replies import CLIENT_GONE, SEND_PARTS, error_reply
 from .service import tenant_of
 
 _OPEN = frozenset({"/", "/health", "/health_generate", "/ready", "/metrics"})
@@ -64,6 +64,7 @@ class Gate:
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
             await send(message)
 
+        scope[SEND_PARTS] = send
         if scope["method"] == "HEAD":  # the server below leaves the body out
             scope = {**scope, "method": "GET"}
         failure: dict[str, object] = {}

@@ -89,7 +89,7 @@ class LineRunner:
         line = partial(result_line, f"batch_req_{token_hex(12)}", place.custom_id, new_id("req"))
         try:
             journal.write(line(status, answer), failed=status != 200)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             log.exception("an answer cannot be written as JSON")
             journal.write(line(status_of(error), body_of(error)), failed=True)
         note(journal)

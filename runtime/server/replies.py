@@ -7,10 +7,10 @@ What must hold: the body's generator is closed whatever happens, so that what it
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from typing import TypeVar
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -20,6 +20,9 @@ from .failures import body_of, headers_of, status_of
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
+SEND_PARTS = "radixlm.send"
+"""Where the scope has a `send` that does no more than sending: what lies around it looks at the start of an
+answer only, and a stream has a part for each token."""
 CLIENT_GONE = 499
 """The status in logs of a request whose client left; nobody receives it."""
 
@@ -32,11 +35,13 @@ def error_reply(error: BaseException) -> Response:
     return json_reply(body_of(error), status_of(error), headers_of(error))
 
 
-_written = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_encode = msgspec.json.Encoder().encode
 
 
 def dumped(body: object) -> bytes:
-    return _written(body).encode()
+    """Raises TypeError and ValueError for what is no JSON, but a float that is not finite is null. msgspec
+    takes a tenth of the time of the standard library's encoder."""
+    return _encode(body)
 
 
 def event_of(body: object) -> bytes:
@@ -96,6 +101,7 @@ class EventStream(Response):
             await error_reply(error)(scope, receive, send)
             return
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        send = scope.get(SEND_PARTS, send)
         await send(_part(first))
         try:
             async for part in self._events:

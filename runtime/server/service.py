@@ -23,14 +23,14 @@ from typing import Protocol, TypeAlias
 
 from ..errors import EngineStopped, InvalidRequest, TooLarge
 from ..hints import NO_HINT
-from ..post import Post
+from ..post import Mailbox, Post
 from ..sampling_params import SamplingParams
 from ..types import Ending, Event, Hint, Request
 from .engine_face import EngineFace
 from .failures import Busy, TookTooLong
 from .settings import ServerSettings
 
-_Events: TypeAlias = "asyncio.Queue[tuple[int, Event] | None]"
+_Events: TypeAlias = "Mailbox[tuple[int, Event] | None]"
 """Events with the place of their job; None when the time is over."""
 
 
@@ -173,17 +173,17 @@ class Service:
         """
         runs = self._let_in(jobs)
         limit = self.settings.request_timeout or None
-        events: _Events = asyncio.Queue()
+        events: _Events = Mailbox()
         alarm: asyncio.TimerHandle | None = None
         try:
             async with asyncio.timeout(limit):
                 await self._compile(runs)
                 await self._submit(runs, events)
             if limit is not None:
-                alarm = asyncio.get_running_loop().call_later(limit, events.put_nowait, None)
+                alarm = asyncio.get_running_loop().call_later(limit, events.put, None)
             left = sum(len(run.open) for run in runs)
             while left:
-                found = await events.get() if events.empty() else events.get_nowait()
+                found = await events.get()
                 if found is None:
                     raise TimeoutError
                 index, event = found
@@ -308,7 +308,7 @@ class Service:
                 raise
 
     def _deliver(self, events: _Events, index: int, event: Event) -> None:
-        self._post.send(partial(events.put_nowait, (index, event)))
+        self._post.send(partial(events.put, (index, event)))
 
     def _note(self, run: _Run, event: Event) -> None:
         if run.waits:

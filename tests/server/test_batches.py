@@ -134,13 +134,13 @@ def test_a_batch_ends_with_one_result_a_line(tmp_path: Path) -> None:
             raise InvalidRequest("prompt must be good, got 'bad'")
         if body["prompt"] == "bug":
             raise KeyError("a secret")
-        if body["prompt"] == "infinite":
-            return {"text": float("inf")}
+        if body["prompt"] == "unwritable":
+            return {"text": object()}
         return {"text": body["prompt"], "tenant": tenant, "priority": body["priority"]}
 
     async def test() -> None:
         bench = Bench(tmp_path, answer)
-        batch = bench.add([line("1", "one"), line("2", "bad"), line("3", "bug"), line("4", "infinite")])
+        batch = bench.add([line("1", "one"), line("2", "bad"), line("3", "bug"), line("4", "unwritable")])
         await bench.work(batch)
         output, errors = bench.results(batch)
         [found] = output

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from radixlm.runtime.errors import InvalidRequest, RequestFailed
-from radixlm.runtime.server.replies import DONE, EventStream, event_of, until_gone
+from radixlm.runtime.server.replies import DONE, SEND_PARTS, EventStream, dumped, event_of, until_gone
 
 PATIENCE = 20
 SCOPE = {"type": "http", "method": "POST", "path": "/", "headers": [], "query_string": b""}
@@ -176,3 +176,23 @@ def test_work_that_ends_is_the_answer_and_its_error_is_the_error() -> None:
             await until_gone(Request(SCOPE, client.receive), failing())
 
     run(test())
+
+
+def test_parts_of_a_stream_go_past_what_looks_at_its_start_only() -> None:
+    async def test() -> None:
+        around, below = Client(), Client()
+        scope = {**SCOPE, SEND_PARTS: below.send}
+        await EventStream(Source(b"a", DONE).events())(scope, around.receive, around.send)
+        assert [message["type"] for message in around.got] == ["http.response.start"]
+        assert below.body == b"a" + DONE
+        assert [message["more_body"] for message in below.got] == [True, True, False]
+
+    run(test())
+
+
+def test_what_is_written_is_json() -> None:
+    assert dumped({"a": (1, 2.5, None, True, "é\u2028\n")}) == '{"a":[1,2.5,null,true,"é\u2028\\n"]}'.encode()
+    assert dumped([float("nan"), float("inf"), 10**30]) == b"[null,null,1" + b"0" * 30 + b"]"
+    for value in (object(), {"a": "\ud800"}):
+        with pytest.raises((TypeError, ValueError)):
+            dumped(value)
