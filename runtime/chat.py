@@ -10,6 +10,8 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from .errors import InvalidRequest
 from .text import quote
 
@@ -108,13 +110,14 @@ def _tool_call(where: str, call: object) -> dict[str, object]:
 
 
 def _as_object(arguments: str | Mapping[str, object] | None) -> object:
-    """Text of anything but an object stays as it is: it was the model's, and the template may show it."""
+    """Text of anything but an object stays as it is: it was the model's, and the template may show it. So
+    does one of an object that no template could write: the parser takes no lone surrogates."""
     if not arguments:
         return {}
     if not isinstance(arguments, str):
         return arguments
     try:
-        found: object = json.loads(arguments)
-    except (ValueError, RecursionError):
+        found: object = msgspec.json.decode(arguments)
+    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
         return arguments
     return found if isinstance(found, dict) else arguments

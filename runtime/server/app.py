@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from difflib import get_close_matches
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -20,6 +21,7 @@ from starlette.routing import Match, Route
 
 from ... import __version__
 from ..errors import InvalidRequest, RadixError
+from ..text import quote
 from . import batches, chat, completions, files, health, metrics_route, models, native, page, programs, tokens
 from .context import ServerContext
 from .data_folder import open_data
@@ -77,17 +79,25 @@ def build_app(
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(RecursionError, _deep)
-    if settings.cors_origins:
-        app.add_middleware(
-            CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["*"], allow_headers=["*"]
-        )
     app.add_middleware(
         Gate,
         api_keys=settings.api_keys,
         origins=settings.cors_origins,
         replied=lambda status: app.state.context.metrics.replied(status),
     )
+    if settings.cors_origins:  # around the gate: a page may read why it was turned away
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-ID"],
+        )
     return app
+
+
+_LONG_PATH = 100
+"""Characters; for longer ones it would take its time to find what is like them."""
 
 
 async def _failed(_: Request, error: Exception) -> Response:
@@ -119,8 +129,20 @@ async def _refused(request: Request, error: Exception) -> Response:
         allowed = ", ".join(_methods(request)) or (headers or {}).get("Allow", "")
         headers = {"Allow": allowed}
         said = f"{request.url.path} takes {allowed}, got {request.method}"
+    if status == 404:
+        said = f"there is no {quote(request.url.path)} here{_meant(request.url.path)}"
     kind = "not_found_error" if status == 404 else "invalid_request_error"
     return json_reply(error_body(said, kind, status), status, headers)
+
+
+def _meant(path: str) -> str:
+    """The route that a client may have wanted: often its base URL has no /v1, or has it twice."""
+    if len(path) > _LONG_PATH:
+        return ""
+    paths = {route.path for part in _PARTS for route in part.router.routes if isinstance(route, Route)}
+    close = get_close_matches("/v1/" + path.rstrip("/").removeprefix("/v1").lstrip("/"), paths, 1)
+    close += get_close_matches(path, paths, 1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _methods(request: Request) -> list[str]:

@@ -21,7 +21,10 @@ _RULES = "in UTF-8, with finite numbers and no lone surrogates"
 
 async def read_object(request: Request, most_bytes: int) -> dict[str, object]:
     """Raises BodyTooLarge, and InvalidRequest for what is no JSON object."""
-    body = parse_json(await read_bytes(request, most_bytes))
+    data = await read_bytes(request, most_bytes)
+    if not data:
+        raise InvalidRequest("the body must be a JSON object, but it is empty")
+    body = parse_json(data)
     if not isinstance(body, dict):
         raise InvalidRequest(f"the body must be a JSON object, got {quote(body)}")
     return body

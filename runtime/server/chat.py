@@ -17,7 +17,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from ..errors import InvalidRequest, TooLarge
+from ..errors import InvalidRequest
 from ..sampling_params import SamplingParams
 from .body import read_object
 from .chat_body import FIELDS, ChatCall, parse
@@ -101,10 +101,7 @@ async def _events(
 
 
 async def _prepare(context: ServerContext, call: ChatCall) -> _Prepared:
-    most = context.service.engine.max_length
-    if isinstance(call.messages, list) and len(call.messages) > most:  # each is a token, and takes its time
-        raise TooLarge(f"{len(call.messages)} messages can never fit: context and pool hold {most} tokens")
-    ids, plan = await beside(count_characters(call), partial(_planned, context, call))
+    ids, plan = await beside(count_characters(call.conversation), partial(_planned, context, call))
     return _Prepared(ids, plan, await _compiled(context, plan))
 
 
@@ -112,8 +109,9 @@ def _planned(context: ServerContext, call: ChatCall) -> tuple[tuple[int, ...], A
     engine, settings = context.service.engine, context.settings
     tokenizer = engine.tokenizer
     form = form_of(call, tokenizer, settings)
-    ids = prompt_ids(call, form, tokenizer, partial(check_characters, engine))
-    start = habit_of(settings.reasoning_parser, tokenizer).start(tokenizer, ids, continued_text(call))
+    asked, check = call.conversation, partial(check_characters, engine)
+    ids = prompt_ids(asked, form, tokenizer, check, offers_tools=call.offers_tools)
+    start = habit_of(settings.reasoning_parser, tokenizer).start(tokenizer, ids, continued_text(asked))
     return ids, plan_of(call, form, start, tokenizer)
 
 

@@ -6,7 +6,6 @@ encoded here, and what a grammar must hold the answer to is in chat_tools.py.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -17,7 +16,7 @@ from ..sampling_params import SamplingParams
 from ..text import quote
 from ..types import Hint
 from .context import ServerContext
-from .field_values import read_mapping, read_switch
+from .conversation import Conversation, conversation_of
 from .openai_body import (
     StreamOptions,
     check_model,
@@ -28,11 +27,10 @@ from .openai_body import (
     switch,
 )
 from .openai_fields import INTEGER, OBJECT, SWITCH, TEXT, Schema
-from .tool_formats.protocol import Json, Tool
+from .tool_formats.protocol import Tool
 
 Choice = Literal["auto", "none", "required"]
 
-_TOOL_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _MANY: Schema = {"type": "array", "items": {"type": "object"}}
 
 FIELDS: Mapping[str, Schema] = {
@@ -58,20 +56,14 @@ FIELDS: Mapping[str, Schema] = {
 
 @dataclass(frozen=True, slots=True)
 class ChatCall:
-    """What is asked. `messages` are as they came, for check_messages; `tool_list` are the tools as the
-    template shows them, `tools` the same as they are called. `named` is the one that must be called, if one
-    is named; then `choice` is required. With `returns_ids` the ids of prompt and answer are told, with
-    `names_ids` tokens of log-probabilities are named by theirs."""
+    """What is asked. `named` is the tool that must be called, if one is named; then `choice` is required.
+    With `returns_ids` the ids of prompt and answer are told, with `names_ids` tokens of log-probabilities are
+    named by theirs."""
 
-    messages: object
-    tools: tuple[Tool, ...]
-    tool_list: tuple[Json, ...]
+    conversation: Conversation
     choice: Choice
     named: str | None
     parallel: bool
-    template_kwargs: Json
-    add_generation_prompt: bool
-    continue_final: bool
     sampling: SamplingParams
     stream: bool
     options: StreamOptions
@@ -84,7 +76,7 @@ class ChatCall:
     @property
     def offers_tools(self) -> bool:
         """Whether the answer may call tools."""
-        return bool(self.tools) and self.choice != "none"
+        return bool(self.conversation.tools) and self.choice != "none"
 
 
 def parse(body: Mapping[str, object], context: ServerContext) -> ChatCall:
@@ -94,26 +86,15 @@ def parse(body: Mapping[str, object], context: ServerContext) -> ChatCall:
         if body.get(name) not in (None, [], {}):
             raise InvalidRequest(f"{name} is not supported, {instead}; got {quote(body[name])}")
     _check_modalities(body.get("modalities"))
-    tool_list = _tool_list(body.get("tools"))
-    tools = tuple(_tool(f"tools[{index}]", tool) for index, tool in enumerate(tool_list))
-    _check_names(tools)
-    choice, named = _choice(body.get("tool_choice"), tools)
-    continue_final = switch(body, "continue_final_message")
-    add_generation_prompt = switch(body, "add_generation_prompt", not continue_final)
-    if continue_final and add_generation_prompt:
-        raise InvalidRequest("continue_final_message needs add_generation_prompt to be false, got True")
     most = context.service.engine.max_length  # the engine stops where context or pool end
+    conversation = conversation_of(body, most)
+    choice, named = _choice(body.get("tool_choice"), conversation.tools)
     salt, priority, hint = job_fields(body)
     return ChatCall(
-        messages=body.get("messages"),
-        tools=tools,
-        tool_list=tool_list,
+        conversation=conversation,
         choice=choice,
         named=named,
         parallel=switch(body, "parallel_tool_calls", True),
-        template_kwargs=_template_kwargs(body),
-        add_generation_prompt=add_generation_prompt,
-        continue_final=continue_final,
         sampling=sampling_of(body, max_tokens_default=most, context=context, chat=True),
         stream=is_streamed(body),
         options=stream_options(body),
@@ -140,79 +121,6 @@ _UNSUPPORTED = {
 def _check_modalities(value: object) -> None:
     if value not in (None, ["text"]):
         raise InvalidRequest(f"modalities may be ['text'], got {quote(value)}")
-
-
-def _template_kwargs(body: Mapping[str, object]) -> Json:
-    given = body.get("chat_template_kwargs")
-    found = {} if given is None else dict(read_mapping("chat_template_kwargs", given))
-    effort = body.get("reasoning_effort")
-    if effort is None:
-        return found
-    if not isinstance(effort, str):
-        raise InvalidRequest(f"reasoning_effort must be text, got {quote(effort)}")
-    return {"reasoning_effort": effort, **found}
-
-
-# -- tools ---------------------------------------------------------------------------------------------
-
-
-def _tool_list(value: object) -> tuple[Json, ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, list):
-        raise InvalidRequest(f"tools must be a list, got {quote(value)}")
-    return tuple(read_mapping(f"tools[{index}]", tool) for index, tool in enumerate(value))
-
-
-def _tool(where: str, tool: Json) -> Tool:
-    if tool.get("type", "function") != "function":
-        raise InvalidRequest(f"{where}.type must be 'function', got {quote(tool['type'])}")
-    function = read_mapping(f"{where}.function", tool.get("function"))
-    name = function.get("name")
-    if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
-        raise InvalidRequest(
-            f"{where}.function.name must be 1 to 128 letters, digits or any of _.:/-, got {quote(name)}"
-        )
-    strict = read_switch(f"{where}.function.strict", function.get("strict"))
-    return Tool(name, _parameters(f"{where}.function.parameters", function.get("parameters"), strict), strict)
-
-
-def _parameters(where: str, value: object, strict: bool) -> Json:
-    """The schema of the arguments, which are an object. A function takes what it declares and nothing more,
-    unless its schema says of undeclared keys what they are, or is strict and so taken at its word."""
-    if value is None:
-        return {"type": "object", "properties": {}, "additionalProperties": False}
-    schema = read_mapping(where, value)
-    kind = schema.get("type", "object")
-    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
-        raise InvalidRequest(f"{where}.type must be 'object', got {quote(kind)}")
-    found = {**schema, "type": "object"}
-    if "properties" in schema and not strict and _OPENING.isdisjoint(schema):
-        found["additionalProperties"] = False
-    return found
-
-
-_OPENING = {
-    "additionalProperties",
-    "unevaluatedProperties",
-    "patternProperties",
-    "allOf",
-    "anyOf",
-    "oneOf",
-    "if",
-    "dependentSchemas",
-    "$ref",
-    "$dynamicRef",
-}
-"""Keywords that say something of keys beside those in `properties`."""
-
-
-def _check_names(tools: tuple[Tool, ...]) -> None:
-    seen: set[str] = set()
-    for index, tool in enumerate(tools):
-        if tool.name in seen:
-            raise InvalidRequest(f"tools[{index}].function.name must be there once, got {tool.name!r} again")
-        seen.add(tool.name)
 
 
 def _choice(value: object, tools: tuple[Tool, ...]) -> tuple[Choice, str | None]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ..chat import arguments_as_text, check_messages
 from ..chat_marks import texts_in
 from ..tokenizer import Tokenizer
-from .chat_body import ChatCall
+from .conversation import Conversation
 from .tool_formats.detection import GENERAL, takes_tools
 from .tool_formats.protocol import Json, ToolFormat
 
@@ -23,32 +23,38 @@ _TEXT = 100
 
 
 def prompt_ids(
-    call: ChatCall, form: ToolFormat | None, tokenizer: Tokenizer, check_length: Callable[[int], None]
+    asked: Conversation,
+    form: ToolFormat | None,
+    tokenizer: Tokenizer,
+    check_length: Callable[[int], None],
+    *,
+    offers_tools: bool = True,
 ) -> tuple[int, ...]:
     """`form` is that of calls in the answer, for `check_length` see ChatOptions. Raises InvalidRequest."""
-    messages = check_messages(call.messages)
-    tools = call.tool_list if call.offers_tools else ()
+    messages = check_messages(asked.messages)
+    tools = asked.tool_list if offers_tools else ()
     if not takes_tools(tokenizer):
         messages, tools = in_words(messages, tools, form or GENERAL), ()
     ids = tokenizer.apply_chat_template(
         messages,
-        call.add_generation_prompt,
+        asked.add_generation_prompt,
         tools=list(tools) or None,
-        template_kwargs=call.template_kwargs,
-        continue_final_message=call.continue_final,
+        template_kwargs=asked.template_kwargs,
+        continue_final_message=asked.continue_final,
         check_length=check_length,
     )
     return tuple(ids)
 
 
-def continued_text(call: ChatCall) -> str | None:
+def continued_text(asked: Conversation) -> str | None:
     """The text of the last message, if that is what the answer continues."""
-    return str(check_messages(call.messages)[-1]["content"]) if call.continue_final else None
+    return str(check_messages(asked.messages)[-1]["content"]) if asked.continue_final else None
 
 
-def count_characters(call: ChatCall) -> int:
+def count_characters(asked: Conversation) -> int:
     """Of all texts that are rendered; each of them is as much work as some characters more."""
-    return sum(_TEXT + len(text) for text in texts_in([call.messages, call.tool_list, call.template_kwargs]))
+    texts = texts_in([asked.messages, asked.tool_list, asked.template_kwargs])
+    return sum(_TEXT + len(text) for text in texts)
 
 
 # -- templates without tools ---------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def plan_of(call: ChatCall, form: ToolFormat | None, start: Start, tokenizer: To
     sampling = call.sampling
     if any(_is_control(text, tokenizer) for text in shown):
         sampling = replace(sampling, skip_special_tokens=False)
-    tools = tuple(tool for tool in call.tools if call.named in (None, tool.name))
+    tools = tuple(tool for tool in call.conversation.tools if call.named in (None, tool.name))
     names, parallel = tuple(tool.name for tool in tools), call.parallel and call.named is None
     if form is None:
         return AnswerPlan(_after_reasoning(sampling, start), None, None, (), False, start)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from http import HTTPStatus
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -23,6 +24,8 @@ from .replies import dumped
 
 _MOST_HEAD_BYTES = 64 << 10
 _HEAD_SECONDS = 30.0
+_REST_SECONDS = 30.0
+"""For what is still to come of a request that has its answer."""
 _END_OF_HEAD = b"\r\n\r\n"
 _UPGRADE = re.compile(rb"(?im)^upgrade[ \t]*:[^\r\n]*\r\n")
 
@@ -34,17 +37,17 @@ class Connection(HttpToolsProtocol):
     _in_head = True  # no message is under way, or not all of its head has come
     _head = b""
     _header_bytes = 0
-    _head_due: asyncio.TimerHandle | None = None
-    _reading_due: asyncio.TimerHandle | None = None
 
     # -- the socket ------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn
         super().connection_made(transport)
+        self._due: dict[str, asyncio.TimerHandle] = {}
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
+        for what in tuple(self._due):
+            self._expect_no_more(what)
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -52,7 +55,7 @@ class Connection(HttpToolsProtocol):
         self._expect_reading()
 
     def resume_writing(self) -> None:
-        self._stop_waiting()
+        self._expect_no_more("reading")
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
@@ -72,18 +75,31 @@ class Connection(HttpToolsProtocol):
             self._refuse(431, f"a head may have {_MOST_HEAD_BYTES} bytes, got more")
         elif end < 0 and data[:1].isalpha():  # else it is none, as the parser says
             self._head = data
-            if self._head_due is None:
-                self._expect_head()
+            self._expect_head()
         else:
             self._head = b""
-            self._stop_waiting()
+            for what in ("head", "reading"):
+                self._expect_no_more(what)
             behind = end + len(_END_OF_HEAD)
             super().data_received(_UPGRADE.sub(b"", data[:behind]) + data[behind:])
 
     # -- waiting ---------------------------------------------------------------------------------------
 
+    def _expect(self, what: str, seconds: float, is_late: Callable[[], None]) -> None:
+        """From the first call on, until it is not expected any more."""
+        if what not in self._due:
+            self._due[what] = self.loop.call_later(seconds, self._is_late, what, is_late)
+
+    def _expect_no_more(self, what: str) -> None:
+        if (handle := self._due.pop(what, None)) is not None:
+            handle.cancel()
+
+    def _is_late(self, what: str, then: Callable[[], None]) -> None:
+        del self._due[what]
+        then()
+
     def _expect_head(self) -> None:
-        self._head_due = self.loop.call_later(_HEAD_SECONDS, self._head_is_late)
+        self._expect("head", _HEAD_SECONDS, self._head_is_late)
 
     def _head_is_late(self) -> None:
         if self._head:
@@ -92,19 +108,12 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def _expect_reading(self) -> None:
-        if self.idle_timeout and self._reading_due is None:
-            self._reading_due = self.loop.call_later(self.idle_timeout, self._reading_is_late)
+        if self.idle_timeout:
+            self._expect("reading", self.idle_timeout, self._reading_is_late)
 
     def _reading_is_late(self) -> None:
-        self._reading_due = None
         if self.transport.get_write_buffer_size():
             self.transport.abort()
-
-    def _stop_waiting(self) -> None:
-        for handle in (self._head_due, self._reading_due):
-            if handle is not None:
-                handle.cancel()
-        self._head_due = self._reading_due = None
 
     # -- what the parser and the answers call ----------------------------------------------------------
 
@@ -131,13 +140,18 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._in_head = True
+        self._expect_no_more("rest")
         if not self._is_over:
             super().on_message_complete()
+            if not self._is_answering():  # what came late has ended uvicorn's wait for another request
+                self._expect_head()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.transport.get_write_buffer_size():
             self._expect_reading()
+        if not self._in_head:
+            self._expect("rest", _REST_SECONDS, self.transport.close)
 
     def send_400_response(self, msg: str) -> None:
         """To what is no HTTP. An answer under way goes on if that came behind its request."""

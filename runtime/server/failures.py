@@ -4,7 +4,7 @@ RadixError (errors.py)
 ├── HttpFailure            has a status of its own
 │   ├── Aborted            499: by /abort_request; no client tries that again
 │   ├── Forbidden          403: from a page of another origin
-│   ├── Unauthorized       401
+│   ├── Unauthorized       401, with OpenAI's code
 │   ├── NotFound           404
 │   │   └── ModelNotFound  404, with the code that OpenAI's clients look for
 │   ├── BodyTooLarge       413
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..errors import EngineStopped, InvalidInput, RadixError
+from ..errors import EngineStopped, InvalidInput, RadixError, TooLarge
 
 FAILURES = {
     400: "what was asked for is wrong; the message says what and why",
@@ -70,6 +70,7 @@ class Unauthorized(HttpFailure):
 
     status = 401
     kind = "authentication_error"
+    code = "invalid_api_key"
 
 
 class Forbidden(HttpFailure):
@@ -141,7 +142,8 @@ def body_of(error: BaseException) -> Mapping[str, object]:
     if isinstance(error, HttpFailure):
         return error_body(str(error), error.kind, error.code or error.status)
     kind = "invalid_request_error" if isinstance(error, InvalidInput) else "server_error"
-    return error_body(str(error), kind, status_of(error))
+    code = "context_length_exceeded" if isinstance(error, TooLarge) else status_of(error)
+    return error_body(str(error), kind, code)
 
 
 def error_body(message: str, kind: str, code: int | str) -> Mapping[str, object]:

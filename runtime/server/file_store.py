@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -16,13 +17,15 @@ from typing import BinaryIO
 
 from ..errors import InvalidRequest
 from ..text import quote
-from .failures import BodyTooLarge, NotFound
+from .failures import BodyTooLarge, Busy, NotFound
 from .records import Page, Records, disk_failures, page_of, place, write_json
 
 MOST_BYTES = 200 << 20
 """Of one file."""
 MOST_FILES = 10_000
 """Of one tenant."""
+MOST_COMING = 16
+"""Uploads of one tenant at a time."""
 MOST_NAME = 255
 INPUT = "batch"
 RESULTS = "batch_output"
@@ -89,6 +92,7 @@ class FileStore:
         self._records = Records(root, "file-", "file", now_ns=now_ns)
         self.most_bytes = most_bytes
         self._most_files = most_files
+        self._coming: Counter[str] = Counter()
 
     def new_id(self) -> str:
         return self._records.new_id()
@@ -124,17 +128,25 @@ class FileStore:
     @contextmanager
     def upload(self, tenant: str) -> Iterator[Upload]:
         """Room for a file; nothing of it is left unless it is kept. Raises InvalidRequest if there are too
-        many, and RequestFailed if the disk refuses, also what is done within."""
+        many, Busy if too many are coming, and RequestFailed if the disk refuses, also what is done within."""
         if len(self._records.ids(tenant)) >= self._most_files:
             raise InvalidRequest(
                 f"there are {self._most_files} files, which is the most there can be: delete some"
             )
-        with (
-            disk_failures("keep the file"),
-            self._records.staged() as folder,
-            (folder / _CONTENT).open("wb") as content,
-        ):
-            yield Upload(folder, content, self.most_bytes)
+        if self._coming[tenant] >= MOST_COMING:
+            raise Busy(
+                f"{MOST_COMING} files are being uploaded, which is the most at a time; try again later"
+            )
+        self._coming[tenant] += 1
+        try:
+            with (
+                disk_failures("keep the file"),
+                self._records.staged() as folder,
+                (folder / _CONTENT).open("wb") as content,
+            ):
+                yield Upload(folder, content, self.most_bytes)
+        finally:
+            self._coming[tenant] -= 1
 
     def keep(self, upload: Upload, tenant: str, filename: str, purpose: str) -> StoredFile:
         """The upload as a file. Raises InvalidRequest for another purpose than batch."""

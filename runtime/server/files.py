@@ -22,6 +22,7 @@ router = APIRouter(tags=["files"])
 
 _FORM_BYTES = 64 << 10
 """What a form may have besides the file."""
+_PART_SECONDS = 60.0
 _FORM = {
     "requestBody": {
         "required": True,
@@ -104,12 +105,22 @@ def _files(request: Request) -> FileStore:
 
 
 async def _bounded(request: Request, most_bytes: int) -> AsyncIterator[bytes]:
-    """The body. Raises BodyTooLarge at once if it says that it has more bytes, or when more have come."""
+    """The body. Raises BodyTooLarge at once if it says that it has more bytes, or when more have come, and
+    InvalidRequest when nothing comes any more."""
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length[:20]) > most_bytes:
         raise BodyTooLarge(f"the body may have {most_bytes} bytes, got {length[:20]}")
-    size = 0
-    async for part in request.stream():
+    size, parts = 0, request.stream()
+    while True:
+        try:
+            async with asyncio.timeout(_PART_SECONDS):
+                part = await anext(parts, None)
+        except TimeoutError:
+            raise InvalidRequest(
+                f"each part of the body must come within {_PART_SECONDS:g} s, got {size} bytes of it"
+            ) from None
+        if part is None:
+            return
         size += len(part)
         if size > most_bytes:
             raise BodyTooLarge(f"the body may have {most_bytes} bytes, got more")

@@ -17,9 +17,10 @@ from traceback import format_tb
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..errors import RadixError
 from .context import new_id
 from .failures import Busy, Forbidden, Unauthorized
-from .replies import CLIENT_GONE, SEND_PARTS, error_reply
+from .replies import CLIENT_GONE, SEND_PARTS, STREAM_END, error_reply
 from .service import tenant_of
 
 _OPEN = frozenset({"/", "/health", "/health_generate", "/ready", "/metrics"})
@@ -27,6 +28,7 @@ _OPEN = frozenset({"/", "/health", "/health_generate", "/ready", "/metrics"})
 _OPEN_FOLDER = "/page/"
 _QUIET = _OPEN | {"/radix", "/status"}
 """What is asked for all the time, and logged at the level debug only."""
+_KEY_HEADERS = {b"authorization", b"x-api-key"}
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 log = logging.getLogger("radixlm.server")
@@ -67,30 +69,34 @@ class Gate:
         scope[SEND_PARTS] = send
         if scope["method"] == "HEAD":  # the server below leaves the body out
             scope = {**scope, "method": "GET"}
-        failure: dict[str, object] = {}
+        failed: object = None
         try:
             await self._admitted(scope, headers)(scope, receive, passed_on)
+            failed = scope.get(STREAM_END)
         except asyncio.CancelledError:  # by a shutdown, of a client that did not send all of its request
             if status is None:
                 await error_reply(Busy("the server is shutting down"))(scope, receive, passed_on)
         except Exception as error:  # our fault: the server goes on, and so does a connection that is shared
-            failure = {"failure": type(error).__name__, "trace": format_tb(error.__traceback__)}
+            failed = error
             if status is None:
                 await error_reply(error)(scope, receive, passed_on)
         finally:
             is_quiet = scope["path"] in _QUIET or scope["path"].startswith(_OPEN_FOLDER)
+            if status is None or failed == CLIENT_GONE:
+                status = CLIENT_GONE
             if not is_quiet:
-                self._replied(status or CLIENT_GONE)
+                self._replied(status)
             fields = {
                 "request_id": request_id,
                 "method": scope["method"],
                 "path": scope["path"],
-                "status": status or CLIENT_GONE,
+                "status": status,
                 "seconds": round(perf_counter() - begun, 4),
                 **scope.get("radixlm.figures", {}),
-                **failure,
+                **_failure(failed),
             }
-            level = logging.ERROR if failure else logging.DEBUG if is_quiet else logging.INFO
+            is_fault = isinstance(failed, Exception) and not isinstance(failed, RadixError)
+            level = logging.ERROR if is_fault else logging.DEBUG if is_quiet else logging.INFO
             log.log(level, "request", extra={"fields": fields})
 
     def _admitted(self, scope: Scope, headers: dict[bytes, str]) -> ASGIApp:
@@ -101,7 +107,10 @@ class Gate:
             return error_reply(Forbidden("pages of other origins may not call; --cors-origin allows one"))
         tenant = self._tenant(headers)
         if tenant is None and not is_open:
-            return error_reply(Unauthorized("a key of this server is needed: Authorization: Bearer KEY"))
+            came = "the one that came is none" if _KEY_HEADERS & headers.keys() else "none came"
+            return error_reply(
+                Unauthorized(f"a key of this server is needed, {came}: Authorization: Bearer KEY")
+            )
         scope["radixlm.tenant"] = tenant or ""
         return self._app
 
@@ -126,3 +135,13 @@ class Gate:
             if hmac.compare_digest(known, key.encode("latin-1")):
                 found = tenant
         return found
+
+
+def _failure(failed: object) -> dict[str, object]:
+    """Fields of a line; of what is our fault also the place, but not the message, which may hold anything."""
+    if not isinstance(failed, Exception):
+        return {}
+    name = type(failed).__name__
+    if isinstance(failed, RadixError):
+        return {"failure": name}
+    return {"failure": name, "trace": format_tb(failed.__traceback__)}

@@ -1,7 +1,8 @@
 """LineRunner: the lines of a batch through the server and into its journal, some of them at a time.
 
 What must hold: cancelled anywhere, it leaves a journal of whole lines and nothing running. A line that the
-server is too busy for is tried again until there is room; it never fails for that.
+server is too busy for is tried again until there is room; it never fails for that, nor when all requests of
+its tenant are aborted: batches have a way of their own to be cancelled.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class LineRunner:
             except Exception as error:
                 status = status_of(error)
                 overtimes += status == 504
-                if status != 503 and (status != 504 or overtimes == _MOST_OVERTIMES):
+                if status not in (503, 499) and (status != 504 or overtimes == _MOST_OVERTIMES):
                     if not isinstance(error, RadixError):
                         log.exception("a line of a batch failed")
                     return status, body_of(error)

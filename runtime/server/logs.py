@@ -47,14 +47,16 @@ class Repeats(logging.Filter):
 
 
 def set_up_logs(level: str) -> None:
-    """For this process, of the server's own loggers, uvicorn's and asyncio's."""
+    """For this process, of the server's own loggers, uvicorn's and asyncio's; of others what they warn of."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     handler.addFilter(Repeats())
-    for name in ("radixlm", "uvicorn", "asyncio"):
+    for name in ("radixlm", "uvicorn", "asyncio", "py.warnings"):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.setLevel(level.upper())
         logger.propagate = False
+    logging.lastResort = handler
+    logging.captureWarnings(True)
     if level == "info":  # of its own start and end uvicorn tells nobody anything
         logging.getLogger("uvicorn").setLevel("WARNING")

@@ -51,6 +51,9 @@ _MOST_ENTRIES = 2_000_000
 _MANY_ENTRIES = 10_000
 """So many take too long to be written in the event loop."""
 
+_OF_GENERATE = {"optimal_hit_rate", "hit_rate_of_optimal"}
+"""Figures of a batch that `Engine.generate` was given: a server has none."""
+
 # Any: what the log line of a request is told, see gate.py.
 Scope = MutableMapping[str, Any]
 Grown = AsyncGenerator[tuple[int, NativeAnswer, Event], None]
@@ -223,7 +226,7 @@ async def server_info(request: Request) -> Response:
     settings = {name: value for name, value in asdict(context.settings).items() if name != "api_keys"}
     stats, waiting, tallies = service.engine.snapshot(), service.waiting, context.metrics.tallies
     state = {
-        **asdict(stats),
+        **{name: value for name, value in asdict(stats).items() if name not in _OF_GENERATE},
         "last_gen_throughput": stats.decode_tok_s,
         "waiting_requests": waiting.requests,
         "waiting_tokens": waiting.tokens,

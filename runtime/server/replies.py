@@ -23,6 +23,8 @@ DONE = b"data: [DONE]\n\n"
 SEND_PARTS = "radixlm.send"
 """Where the scope has a `send` that does no more than sending: what lies around it looks at the start of an
 answer only, and a stream has a part for each token."""
+STREAM_END = "radixlm.stream_end"
+"""Where a stream tells the gate how it ended before its end: an exception, or CLIENT_GONE."""
 CLIENT_GONE = 499
 """The status in logs of a request whose client left; nobody receives it."""
 
@@ -88,6 +90,7 @@ class EventStream(Response):
         finally:
             gone.cancel()
             if not sending.done():
+                scope[STREAM_END] = CLIENT_GONE
                 sending.cancel()
                 await asyncio.wait((sending,))
             await self._events.aclose()
@@ -98,6 +101,7 @@ class EventStream(Response):
         try:
             first = await anext(self._events, DONE)
         except Exception as error:
+            scope[STREAM_END] = error
             await error_reply(error)(scope, receive, send)
             return
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -107,6 +111,7 @@ class EventStream(Response):
             async for part in self._events:
                 await send(_part(part))
         except Exception as error:
+            scope[STREAM_END] = error
             await send(_part(event_of(body_of(error)) + DONE))
         await send(_part(b"", more=False))
 

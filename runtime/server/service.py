@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 import sys
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from concurrent.futures import Future
@@ -173,6 +174,7 @@ class Service:
         """
         runs = self._let_in(jobs)
         limit = self.settings.request_timeout or None
+        due = monotonic() + (limit or math.inf)
         events: _Events = Mailbox()
         alarm: asyncio.TimerHandle | None = None
         try:
@@ -184,7 +186,9 @@ class Service:
             left = sum(len(run.open) for run in runs)
             while left:
                 found = await events.get()
-                if found is None:
+                if (
+                    found is None or monotonic() >= due
+                ):  # None comes behind all that a slow client left unread
                     raise TimeoutError
                 index, event = found
                 if event.refused:

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from ..errors import InvalidRequest
 from ..text import quote
-from ..tokenizer import Tokenizer
 from .body import read_object
-from .context import context_of
-from .field_values import read_mapping, read_switch
+from .chat_prompt import count_characters, prompt_ids
+from .context import ServerContext, context_of
+from .conversation import conversation_of
+from .field_values import read_switch
 from .native_fields import DETOKENIZE_BODY, TOKENIZE_BODY
 from .replies import json_reply
-from .token_texts import encode_texts
+from .token_texts import beside, check_characters, encode_texts
+from .tool_formats.detection import format_of
 
 router = APIRouter(tags=["tokens"])
 
@@ -36,7 +39,7 @@ async def tokenize(request: Request) -> Response:
     tokenizer = context.service.engine.tokenizer
     texts, several = _texts(body, context.settings.max_prompts)
     if texts is None:
-        found = [await asyncio.to_thread(_chat_ids, tokenizer, body)]
+        found = [await _chat_ids(context, body)]
     else:
         bos = read_switch("add_special_tokens", body.get("add_special_tokens"), True)
         _check_characters(texts)
@@ -93,7 +96,9 @@ def _texts(body: Mapping[str, object], most: int) -> tuple[list[str] | None, boo
     """What is to be encoded, None for a conversation; and whether it is a list."""
     given = [name for name in ("prompt", "text", "messages") if body.get(name) is not None]
     if len(given) != 1:
-        raise InvalidRequest(f"one of prompt and messages is needed, got {' and '.join(given) or 'none'}")
+        raise InvalidRequest(
+            f"one of prompt, text and messages is needed, got {' and '.join(given) or 'none'}"
+        )
     [name] = given
     value = body[name]
     if name == "messages":
@@ -112,19 +117,18 @@ def _check_characters(texts: list[str]) -> None:
         raise InvalidRequest(f"texts may have {_MOST_CHARACTERS} characters together, got {characters}")
 
 
-def _chat_ids(tokenizer: Tokenizer, body: Mapping[str, object]) -> list[int]:
+async def _chat_ids(context: ServerContext, body: Mapping[str, object]) -> list[int]:
+    """Those that chat would send to the model."""
     if read_switch("add_special_tokens", body.get("add_special_tokens")):
         raise InvalidRequest("add_special_tokens must be false for messages: the chat template adds its own")
-    tools, more = body.get("tools"), body.get("chat_template_kwargs")
-    if tools is not None and not isinstance(tools, list):
-        raise InvalidRequest(f"tools must be a list, got {quote(tools)}")
-    return tokenizer.apply_chat_template(
-        body["messages"],
-        read_switch("add_generation_prompt", body.get("add_generation_prompt"), True),
-        tools=tools,
-        template_kwargs=None if more is None else read_mapping("chat_template_kwargs", more),
-        continue_final_message=read_switch("continue_final_message", body.get("continue_final_message")),
-    )
+    engine = context.service.engine
+    asked = conversation_of(body, engine.max_length)
+
+    def ids() -> list[int]:
+        form = format_of(context.settings.tool_parser, engine.tokenizer)
+        return list(prompt_ids(asked, form, engine.tokenizer, partial(check_characters, engine)))
+
+    return await beside(count_characters(asked), ids)
 
 
 def _id_lists(value: object, vocab_size: int, most: int) -> tuple[list[Sequence[int]], bool]:

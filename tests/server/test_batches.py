@@ -20,7 +20,7 @@ from radixlm.runtime.server.batch_state import Batch, Order
 from radixlm.runtime.server.batch_store import BatchStore
 from radixlm.runtime.server.data_folder import DataFolder, open_data
 from radixlm.runtime.server.engine_face import LocalEngine
-from radixlm.runtime.server.failures import Busy, TookTooLong
+from radixlm.runtime.server.failures import Aborted, Busy, TookTooLong
 from radixlm.runtime.server.settings import ServerSettings
 from radixlm.runtime.tokenizer import Tokenizer
 from testkit.http_server import running_server
@@ -174,6 +174,26 @@ def test_a_batch_with_broken_lines_fails_as_a_whole(tmp_path: Path) -> None:
         [error] = wire["errors"]["data"]
         assert (error["code"], error["line"], error["param"]) == ("invalid_json_line", 2, None)
         assert wire["failed_at"] is not None
+
+    run(test())
+
+
+def test_a_line_that_is_aborted_with_other_requests_runs_again(tmp_path: Path) -> None:
+    async def test() -> None:
+        calls: Counter[str] = Counter()
+
+        async def answer(body: Fields, _: str) -> Fields:
+            calls[body["prompt"]] += 1
+            if calls[body["prompt"]] < 3:
+                raise Aborted("the request was aborted")
+            return {}
+
+        bench = Bench(tmp_path, answer, sleep=no_pause)
+        batch = bench.add([line("1", "a"), line("2", "b")])
+        await bench.work(batch)
+        output, errors = bench.results(batch)
+        assert sorted(one["custom_id"] for one in output) == ["1", "2"]
+        assert errors == []
 
     run(test())
 

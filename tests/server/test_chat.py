@@ -84,6 +84,12 @@ class Talk:
         [found] = self.ask(messages, said, **body)["choices"]
         return dict(found)
 
+    def tokenized(self, messages: object, **body: Any) -> list[int]:
+        reply = self._client.post("/tokenize", json={"messages": messages, **body})
+        assert reply.status_code == 200, reply.text
+        found: list[int] = reply.json()["tokens"]
+        return found
+
     def refused(self, messages: object = USER, status: int = 400, **body: Any) -> str:
         reply = self.post(messages, **body)
         assert reply.status_code == status, reply.text
@@ -443,6 +449,25 @@ def test_a_template_without_tools_has_them_in_words(plain: Talk) -> None:
     assert plain.prompt.startswith("<bos>[system] Be kind.<eos>\n[user]")
     plain.ask([{"role": "system", "content": "Be kind."}, *USER], "x", tools=[WEATHER])
     assert plain.prompt.startswith("<bos>[system] Be kind.\n\nYou can call functions.")
+
+
+@pytest.mark.parametrize("talk", ["plain", "tools"])
+def test_tokenize_tells_the_prompt_that_chat_sends(talk: str, request: pytest.FixtureRequest) -> None:
+    found: Talk = request.getfixturevalue(talk)
+    call = {"id": "1", "type": "function", "function": {"name": "clock", "arguments": "{}"}}
+    result = {"role": "tool", "tool_call_id": "1", "content": "noon"}
+    history = [*USER, {"role": "assistant", "content": "So:", "tool_calls": [call]}, result]
+    for more in ({}, {"tools": [WEATHER, CLOCK]}, {"chat_template_kwargs": {"x": 1}}):
+        found.ask(history, "x", **more)
+        assert found.tokenized(history, **more) == list(found.asked.prompt_ids)
+
+
+def test_arguments_that_no_template_can_write_stay_text(plain: Talk, tools: Talk) -> None:
+    function = {"name": "weather", "arguments": '{"city": "\\ud800"}'}
+    call = {"id": "1", "type": "function", "function": function}
+    for talk in (plain, tools):
+        talk.ask([*USER, {"role": "assistant", "content": "a", "tool_calls": [call]}, *USER], "x")
+        assert "\\ud800" in talk.prompt
 
 
 def test_a_form_that_is_not_known_is_refused_unless_a_call_is_forced() -> None:

@@ -37,8 +37,12 @@ def tool(name: str = "f", **function: Any) -> dict[str, Any]:
 def test_a_call_that_says_nothing_has_all_the_room_there_is() -> None:
     found = call()
     assert found.sampling.max_tokens == 500
-    assert (found.choice, found.named, found.parallel, found.tools) == ("auto", None, True, ())
-    assert (found.add_generation_prompt, found.continue_final, found.stream) == (True, False, False)
+    assert (found.choice, found.named, found.parallel, found.conversation.tools) == ("auto", None, True, ())
+    assert (found.conversation.add_generation_prompt, found.conversation.continue_final, found.stream) == (
+        True,
+        False,
+        False,
+    )
     assert not found.offers_tools
 
 
@@ -115,8 +119,8 @@ def test_a_model_that_is_not_served_is_refused() -> None:
 
 def test_tools_are_shown_as_they_came_and_called_by_their_schemas() -> None:
     shown = tool(parameters=SCHEMA, strict=True, description="x")
-    [found] = call(tools=[shown]).tools
-    assert call(tools=[shown]).tool_list == (shown,)
+    [found] = call(tools=[shown]).conversation.tools
+    assert call(tools=[shown]).conversation.tool_list == (shown,)
     assert (found.name, found.schema, found.strict) == ("f", SCHEMA, True)
 
 
@@ -134,7 +138,7 @@ def test_tools_are_shown_as_they_came_and_called_by_their_schemas() -> None:
     ],
 )
 def test_a_tool_takes_what_it_declares(parameters: Any, added: dict[str, object]) -> None:
-    [found] = call(tools=[tool(parameters=parameters)]).tools
+    [found] = call(tools=[tool(parameters=parameters)]).conversation.tools
     assert found.schema == {**(parameters or {}), **added}
 
 
@@ -154,11 +158,11 @@ def test_a_choice_of_tools_is_a_word_or_a_name() -> None:
 
 
 def test_variables_of_the_template_are_gathered() -> None:
-    assert call(reasoning_effort="low").template_kwargs == {"reasoning_effort": "low"}
+    assert call(reasoning_effort="low").conversation.template_kwargs == {"reasoning_effort": "low"}
     both = call(reasoning_effort="low", chat_template_kwargs={"reasoning_effort": "high", "x": 1})
-    assert both.template_kwargs == {"reasoning_effort": "high", "x": 1}
+    assert both.conversation.template_kwargs == {"reasoning_effort": "high", "x": 1}
 
 
 def test_to_continue_a_message_needs_no_head_of_an_answer() -> None:
     found = call(continue_final_message=True)
-    assert (found.continue_final, found.add_generation_prompt) == (True, False)
+    assert (found.conversation.continue_final, found.conversation.add_generation_prompt) == (True, False)

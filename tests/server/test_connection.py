@@ -176,6 +176,35 @@ def test_a_client_that_sends_no_whole_head_is_not_waited_for(
         assert all_of(half).startswith(b"HTTP/1.1 408 ")
 
 
+def test_the_rest_of_a_request_that_has_its_answer_is_not_waited_for(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_REST_SECONDS", 0.2)
+    asked = b"POST /v1/files HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n{"
+    with connected(endpoint) as raw:
+        raw.sendall(asked)
+        assert until(raw, b"}}").startswith(b"HTTP/1.1 400 ")
+        raw.sendall(b"x")  # ends uvicorn's own wait for another request
+        assert all_of(raw) == b""
+
+
+def test_a_client_that_has_sent_the_rest_is_waited_for_like_any_other(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = b"POST /v1/files HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\n{"
+    with connected(endpoint) as raw:
+        raw.sendall(asked)
+        assert until(raw, b"}}").startswith(b"HTTP/1.1 400 ")
+        monkeypatch.setattr(connection, "_HEAD_SECONDS", 0.5)
+        raw.sendall(b"xx")
+        raw.sendall(GET)
+        until(raw, b"model_path")
+        raw.sendall(asked)
+        until(raw, b"}}")
+        raw.sendall(b"xx")
+        assert all_of(raw) == b""
+
+
 # -- who does not read -------------------------------------------------------------------------------
 
 

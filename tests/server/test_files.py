@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import httpx
 import pytest
 
 from radixlm.runtime.errors import InvalidConfig, InvalidRequest
+from radixlm.runtime.server import files
 from radixlm.runtime.server.data_folder import open_data
-from radixlm.runtime.server.failures import BodyTooLarge, NotFound
-from radixlm.runtime.server.file_store import FileStore, StoredFile
+from radixlm.runtime.server.failures import BodyTooLarge, Busy, NotFound
+from radixlm.runtime.server.file_store import MOST_COMING, FileStore, StoredFile
 from radixlm.runtime.server.settings import ServerSettings
 from radixlm.runtime.server.upload_form import UploadForm
 from radixlm.runtime.tokenizer import Tokenizer
@@ -216,6 +218,29 @@ def test_nothing_is_left_of_a_file_whose_client_leaves(client: Client, data_dir:
     raise AssertionError("it stays")
 
 
+def test_a_file_that_stops_coming_is_refused(
+    client: Client, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_PART_SECONDS", 0.1)
+    with socket.create_connection((client.base_url.host, client.base_url.port or 0), timeout=30) as raw:
+        raw.sendall(
+            b"POST /v1/files HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer mine\r\n"
+            b"Content-Type: multipart/form-data; boundary=x\r\nContent-Length: 9999\r\n\r\n"
+            b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\nabc'
+        )
+        assert b"each part of the body must come within 0.1 s" in _until(raw, b"}}")
+    assert not list((data_dir / "files" / "partial").iterdir())
+
+
+def _until(found: socket.socket, text: bytes) -> bytes:
+    got = b""
+    while text not in got:
+        more = found.recv(65536)
+        assert more, got
+        got += more
+    return got
+
+
 # -- forms -----------------------------------------------------------------------------------------
 
 _FORM = (
@@ -281,6 +306,17 @@ def test_the_number_of_files_is_bounded_for_each_tenant(tmp_path: Path) -> None:
         kept(store)
     kept(store, tenant="")
     store.delete(TENANT, first.id)
+    kept(store)
+
+
+def test_uploads_at_a_time_are_bounded_for_each_tenant(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    with ExitStack() as uploads:
+        for _ in range(MOST_COMING):
+            uploads.enter_context(store.upload(TENANT))
+        with pytest.raises(Busy, match="are being uploaded"):
+            kept(store)
+        kept(store, tenant="")
     kept(store)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncGenerator
 
 import httpx
 import pytest
@@ -13,8 +14,9 @@ from fastapi.responses import Response
 from radixlm.runtime.errors import RadixError
 from radixlm.runtime.server.body import read_object
 from radixlm.runtime.server.context import tenant
+from radixlm.runtime.server.failures import TookTooLong
 from radixlm.runtime.server.gate import Gate
-from radixlm.runtime.server.replies import error_reply, json_reply
+from radixlm.runtime.server.replies import EventStream, error_reply, json_reply
 
 KEY = {"authorization": "Bearer other-key"}
 
@@ -34,6 +36,15 @@ def client() -> httpx.AsyncClient:
     @app.get("/broken")
     async def broken() -> Response:
         raise KeyError("-".join(("text", "of", "prompts")))
+
+    @app.get("/stream/{end}/{begun}")
+    async def stream(end: str, begun: int) -> Response:
+        async def parts() -> AsyncGenerator[bytes, None]:
+            if begun:
+                yield b"data: a\n\n"
+            raise KeyError("-".join(("text", "of", "prompts"))) if end == "fault" else TookTooLong("late")
+
+        return EventStream(parts())
 
     async def failed(_: Request, error: Exception) -> Response:
         return error_reply(error)
@@ -168,3 +179,30 @@ def test_a_body_that_is_no_object_is_refused(client: httpx.AsyncClient) -> None:
     reply = post(client, b"[1]", authorization="Bearer other-key")
     assert reply.status_code == 400
     assert "must be a JSON object, got [1]" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize(("end", "level"), [("fault", "ERROR"), ("late", "INFO")])
+def test_the_log_says_how_a_stream_failed(
+    client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, begun: bool, end: str, level: str
+) -> None:
+    with caplog.at_level(logging.INFO, "radixlm.server"):
+        reply = asyncio.run(client.get(f"/stream/{end}/{int(begun)}", headers=KEY))
+    status = 200 if begun else 500 if end == "fault" else 504
+    assert reply.status_code == status
+    [record] = [record for record in caplog.records if record.name == "radixlm.server"]
+    fields = record.fields  # type: ignore[attr-defined]
+    assert (record.levelname, fields["status"]) == (level, status)
+    if end == "fault":
+        assert fields["failure"] == "KeyError"
+        assert "in parts" in "".join(fields["trace"])
+        assert "text-of-prompts" not in str(fields)
+    else:
+        assert (fields["failure"], "trace" in fields) == ("TookTooLong", False)
+
+
+def test_a_wrong_key_and_none_are_told_apart(client: httpx.AsyncClient) -> None:
+    wrong = post(client, authorization="Bearer wrong").json()["error"]
+    none = post(client).json()["error"]
+    assert ("the one that came is none" in wrong["message"], "none came" in none["message"]) == (True, True)
+    assert wrong["code"] == none["code"] == "invalid_api_key"

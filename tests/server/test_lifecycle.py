@@ -241,6 +241,72 @@ def test_a_method_that_a_path_has_not_is_told_all_it_has(open_face: OpenFace) ->
         assert "GET" in httpx.post(f"{endpoint.url}/openapi.json").headers["allow"]
 
 
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/chat/completions", "; did you mean '/v1/chat/completions'?"),
+        ("/v1/v1/chat/completions", "; did you mean '/v1/chat/completions'?"),
+        ("/v1/completions/", "; did you mean '/v1/completions'?"),
+        ("/nothing-like-it", ""),
+        ("/" + "x" * 5000, ""),
+    ],
+)
+def test_a_path_that_is_not_served_is_named(open_face: OpenFace, path: str, said: str) -> None:
+    with running_server(open_face(lambda _: "")) as endpoint:
+        reply = httpx.post(f"{endpoint.url}{path}", json={})
+    assert reply.status_code == 404
+    message = reply.json()["error"]["message"]
+    assert message.startswith(f"there is no '{path[:70]}")
+    assert message.endswith(f" here{said}")
+    assert len(message) < 200
+
+
+def test_a_page_that_may_call_can_read_why_it_was_refused(open_face: OpenFace) -> None:
+    settings = ServerSettings(api_keys=("k",), cors_origins=("http://friend.example",))
+    origin = {"origin": "http://friend.example"}
+    with running_server(open_face(lambda _: ""), settings) as endpoint:
+        reply = httpx.post(f"{endpoint.url}/v1/completions", json={}, headers=origin)
+        asked = {**origin, "access-control-request-method": "POST"}
+        preflight = httpx.options(f"{endpoint.url}/v1/completions", headers=asked)
+    assert (reply.status_code, preflight.status_code) == (401, 200)
+    for each in (reply, preflight):
+        assert each.headers["access-control-allow-origin"] == "http://friend.example"
+    assert "X-Request-ID" in reply.headers["access-control-expose-headers"]
+
+
+def test_a_prompt_that_never_fits_has_the_code_that_clients_look_for(open_face: OpenFace) -> None:
+    with running_server(open_face(lambda _: "", max_length=20)) as endpoint:
+        for path, body in (
+            ("/v1/completions", {"prompt": [5] * 30}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a b " * 20}]}),
+            ("/generate", {"input_ids": [5] * 30}),
+        ):
+            reply = httpx.post(f"{endpoint.url}{path}", json=body)
+            assert (reply.status_code, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+@pytest.mark.parametrize("name", ["served_model_name", "data_dir"])
+def test_a_name_that_cannot_be_told_to_clients_is_refused(name: str) -> None:
+    for value in ("a\udcff", ""):
+        with pytest.raises(InvalidConfig, match=name):
+            ServerSettings(**{name: value})  # type: ignore[arg-type]  # one of two fields
+
+
+def test_all_that_is_logged_is_json() -> None:
+    program = (
+        "import logging, warnings\n"
+        "from radixlm.runtime.server.logs import set_up_logs\n"
+        "set_up_logs('info')\n"
+        "logging.getLogger('a.library').warning('one')\n"
+        "warnings.warn('two')\n"
+        "logging.getLogger('radixlm.server').info('three')\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [line["level"] for line in lines] == ["warning", "warning", "info"]
+    assert "two" in lines[1]["message"]
+
+
 def test_an_address_in_use_is_said_before_anything_is_loaded() -> None:
     with listen(ServerSettings(port=0)) as taken:
         port = taken.getsockname()[1]

@@ -11,7 +11,16 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from radixlm.runtime.errors import InvalidRequest, RequestFailed
-from radixlm.runtime.server.replies import DONE, SEND_PARTS, EventStream, dumped, event_of, until_gone
+from radixlm.runtime.server.replies import (
+    CLIENT_GONE,
+    DONE,
+    SEND_PARTS,
+    STREAM_END,
+    EventStream,
+    dumped,
+    event_of,
+    until_gone,
+)
 
 PATIENCE = 20
 SCOPE = {"type": "http", "method": "POST", "path": "/", "headers": [], "query_string": b""}
@@ -119,14 +128,16 @@ def test_an_error_that_is_not_ours_tells_only_its_kind() -> None:
 def test_a_client_that_leaves_ends_the_stream_while_it_waits_for_more() -> None:
     async def test() -> None:
         client, source = Client(), Source(b"a")
+        scope = dict(SCOPE)
         sending = asyncio.ensure_future(
-            EventStream(source.events(endless=True))(SCOPE, client.receive, client.send)
+            EventStream(source.events(endless=True))(scope, client.receive, client.send)
         )
         while client.body != b"a":
             await asyncio.sleep(0)
         client.leave.set()
         await sending
         assert source.closed
+        assert scope[STREAM_END] == CLIENT_GONE
 
     run(test())
 

@@ -115,6 +115,25 @@ def test_at_the_deadline_a_request_is_ended_and_aborted(open_face: OpenFace) -> 
     run(test())
 
 
+def test_what_a_slow_client_left_unread_is_no_way_around_the_deadline(open_face: OpenFace) -> None:
+    async def test() -> None:
+        service = Service(open_face(lambda _: "abcdef"), ServerSettings(request_timeout=0.2), Tally())
+        seen: list[Event] = []
+
+        async def read_slowly() -> None:
+            async with aclosing(service.run([job(max_tokens=6)])) as events:
+                async for _, event in events:
+                    seen.append(event)
+                    await asyncio.sleep(0.15)
+
+        with pytest.raises(TookTooLong):
+            await read_slowly()
+        assert 1 <= len(seen) < 6
+        assert service.waiting.active == 0
+
+    run(test())
+
+
 def test_leaving_a_run_early_aborts_it(local_engine: LocalEngine) -> None:
     async def test() -> None:
         service = Service(local_engine, ServerSettings(), Tally())

@@ -101,7 +101,7 @@ def test_the_tokenizer_is_described(client: httpx.Client, path: str) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "said"),
     [
-        ("/tokenize", {}, "one of prompt and messages is needed, got none"),
+        ("/tokenize", {}, "one of prompt, text and messages is needed, got none"),
         ("/tokenize", {"prompt": "a", "messages": USER}, "got prompt and messages"),
         ("/tokenize", {"prompt": 5}, "prompt must be a text or a list of them, got 5"),
         ("/tokenize", {"prompt": []}, "got []"),

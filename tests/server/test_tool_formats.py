@@ -215,6 +215,11 @@ def test_values_of_python_become_those_of_json() -> None:
     assert read_in_every_way(Pythonic(), text) == ("", [("weather", found), ("get_time", "{}")])
 
 
+def test_a_text_that_json_cannot_hold_stays_text() -> None:
+    for text in ('[weather(city="\\ud800")]', '[weather(city={"\\ud800": 1})]'):
+        assert read_in_every_way(Pythonic(), text) == (text, [])
+
+
 def test_a_list_of_calls_without_end_is_given_up() -> None:
     parser = Pythonic().parser(NAMES, live=False)
     assert parser.push("[weather(city='" + "x" * 90_000) == []

@@ -115,7 +115,9 @@ def _call(node: ast.expr, names: frozenset[str]) -> list[Part]:
         if keyword.arg is None:
             raise ValueError("arguments in a dictionary")
         arguments[keyword.arg] = _value(keyword.value)
-    return [CallBegin(name), CallArguments(json.dumps(arguments, ensure_ascii=False, allow_nan=False))]
+    written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    written.encode()  # a lone surrogate is a ValueError too
+    return [CallBegin(name), CallArguments(written)]
 
 
 def _value(node: ast.expr) -> object:
