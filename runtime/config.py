@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .errors import InvalidConfig
-from .text import quote
+from .text import is_unicode, quote
 
 PAGE_SIZES = (1, 4, 8, 16, 32, 64)
 
@@ -58,8 +58,8 @@ class EngineConfig:
         _check_share("hold_budget", self.hold_budget)
         if not isinstance(self.prefix_cache, bool):
             raise InvalidConfig(f"prefix_cache must be true or false, got {quote(self.prefix_cache)}")
-        if not isinstance(self.model, str):
-            raise InvalidConfig(f"model must be text, got {quote(self.model)}")
+        if not isinstance(self.model, str) or not is_unicode(self.model):
+            raise InvalidConfig(f"model must be text in valid Unicode, got {quote(self.model)}")
 
 
 _CHOICES: Mapping[str, tuple[object, ...]] = {

@@ -17,6 +17,15 @@ def require_text(name: str, value: object) -> str:
     return value
 
 
+def is_unicode(text: str) -> bool:
+    """Whether it can be encoded: names that a shell hands over may be bytes that are no text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def quote(value: object) -> str:
     """The value as it was written, cut short: a client's megabyte must not come back in a message."""
     try:

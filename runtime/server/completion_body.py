@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, TooLarge
 from ..hints import NO_HINT
 from ..sampling_params import SamplingParams
 from ..text import quote
@@ -70,7 +70,7 @@ class CompletionCall:
 def parse(body: Mapping[str, object], context: ServerContext) -> CompletionCall:
     """Raises InvalidRequest, and ModelNotFound."""
     check_model(body, context)
-    prompts = _prompts(body.get("prompt"), context.settings.max_prompts)
+    prompts = _prompts(body.get("prompt"), context.settings.max_prompts, context.service.engine.max_length)
     sampling = sampling_of(body, max_tokens_default=DEFAULT_MAX_TOKENS, context=context, chat=False)
     _check_choices(len(prompts), sampling.n, context)
     echo = switch(body, "echo")
@@ -98,25 +98,27 @@ def _check_choices(prompts: int, n: int, context: ServerContext) -> None:
         raise InvalidRequest(f"a request may have {most} choices in all, got {prompts} prompts with n {n}")
 
 
-def _prompts(value: object, most: int) -> tuple[PromptValue, ...]:
+def _prompts(value: object, most: int, most_tokens: int) -> tuple[PromptValue, ...]:
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list) or not value:
         raise InvalidRequest(f"prompt must be text, token ids or a list of either, got {quote(value)}")
     if isinstance(value[0], int):
-        return (_token_ids("prompt", value),)
+        return (_token_ids("prompt", value, most_tokens),)
     if len(value) > most:
         raise InvalidRequest(f"prompt may hold {most} prompts, got {len(value)}")
     return tuple(
-        item if isinstance(item, str) else _token_ids(f"prompt[{index}]", item)
+        item if isinstance(item, str) else _token_ids(f"prompt[{index}]", item, most_tokens)
         for index, item in enumerate(value)
     )
 
 
-def _token_ids(name: str, value: object) -> tuple[int, ...]:
+def _token_ids(name: str, value: object, most: int) -> tuple[int, ...]:
     if not isinstance(value, list) or not value:
         raise InvalidRequest(f"{name} must be text or a list of token ids, got {quote(value)}")
-    # There may be millions. In JSON, what is an integer is of this very type.
+    if len(value) > most:  # to look at millions of them would make everyone wait
+        raise TooLarge(f"{name} has {len(value)} tokens, but context and pool hold {most}")
+    # In JSON, what is an integer is of this very type.
     if set(map(type, value)) == {int} and min(value) >= 0 and max(value) < _ID_LIMIT:
         return tuple(value)
     index = next(i for i, item in enumerate(value) if type(item) is not int or not 0 <= item < _ID_LIMIT)

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, fields
 
 from ..errors import InvalidConfig
-from ..text import quote
+from ..text import is_unicode, quote
 from .reasoning import check_reasoning_parser
 from .tool_formats.detection import check_tool_parser
 
@@ -53,8 +53,9 @@ class ServerSettings:
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise InvalidConfig(f"{name} must be text, got {quote(getattr(self, name))}")
         for name in ("served_model_name", "data_dir"):
-            if not _is_shown(getattr(self, name)):
-                raise InvalidConfig(f"{name} must be valid Unicode text, got {quote(getattr(self, name))}")
+            value = getattr(self, name)
+            if value is not None and not (value and is_unicode(value)):  # clients are told of it
+                raise InvalidConfig(f"{name} must be valid Unicode text, got {quote(value)}")
         if self.log_level not in LOG_LEVELS:
             raise InvalidConfig(
                 f"log_level must be one of {', '.join(LOG_LEVELS)}, got {quote(self.log_level)}"
@@ -82,15 +83,6 @@ _RANGES: dict[str, tuple[int, float]] = {
     "stuck_after": (1, math.inf),
 }
 _WHOLE = {field.name for field in fields(ServerSettings) if field.type == "int"}
-
-
-def _is_shown(text: str | None) -> bool:
-    """Whether it can be told to a client: a shell may hand over bytes that are no text."""
-    try:
-        (text or "").encode()
-    except UnicodeEncodeError:
-        return False
-    return text != ""
 
 
 def _check_number(name: str, value: object, least: int, most: float) -> None:

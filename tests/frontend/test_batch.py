@@ -457,6 +457,7 @@ from radixlm.frontend.expressions import gen
 from radixlm.frontend.program import function
 from radixlm.frontend.scripted import Scripted
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 path, after, end = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 count = 0
 

@@ -244,7 +244,8 @@ def test_its_process_loads_neither_torch_nor_transformers(worker: CompileWorker)
 # -- other programs ------------------------------------------------------------------------------------
 
 PROGRAM = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 sys.path[:0] = {path!r}
 from testkit import worker_jobs as jobs
 from radixlm.runtime.grammar.compile_worker import CompileWorker

@@ -68,3 +68,8 @@ def test_memory_is_a_number_of_bytes_and_no_text() -> None:
 def test_the_largest_values_are_allowed() -> None:
     EngineConfig(kv_memory=1 << 48, num_pages=1 << 48, threads=1024, seed=(1 << 64) - 1)
     assert "from 1 to 1024, got 1025" in refused(threads=1025)
+
+
+@pytest.mark.parametrize("value", [None, 5, "a\udcff"])
+def test_the_name_of_a_model_is_text_that_can_be_told(value: object) -> None:
+    assert refused(model=value) == f"model must be text in valid Unicode, got {value!r}"
