@@ -14,7 +14,7 @@ import pytest
 
 from radixlm.runtime.server import connection
 from radixlm.runtime.server.settings import ServerSettings
-from testkit.http_server import Endpoint, running_server, wait_until
+from testkit.http_server import Endpoint, received_until, running_server, wait_until
 from testkit.scripted_face import ScriptedFace
 
 OpenFace = Callable[..., ScriptedFace]
@@ -45,16 +45,6 @@ def connected(endpoint: Endpoint, *, buffer: int | None = None) -> Iterator[sock
 def all_of(found: socket.socket) -> bytes:
     """What comes until the server closes."""
     return b"".join(iter(lambda: found.recv(65536), b""))
-
-
-def until(found: socket.socket, text: bytes) -> bytes:
-    """What comes up to this text and some more."""
-    got = b""
-    while text not in got:
-        more = found.recv(65536)
-        assert more, got
-        got += more
-    return got
 
 
 @pytest.fixture
@@ -115,9 +105,9 @@ def test_an_offer_to_upgrade_is_ignored(endpoint: Endpoint, offer: str, later: b
             with httpx.Client(base_url=endpoint.url) as other:
                 assert other.get("/health").status_code == 200
             raw.sendall(body)
-        assert until(raw, b'"text_completion"').startswith(b"HTTP/1.1 200 OK")
+        assert received_until(raw, b'"text_completion"').startswith(b"HTTP/1.1 200 OK")
         raw.sendall(GET)
-        assert until(raw, b'"scripted"'), "the connection goes on"
+        assert received_until(raw, b'"scripted"'), "the connection goes on"
 
 
 def test_a_head_may_come_in_pieces(endpoint: Endpoint) -> None:
@@ -183,7 +173,7 @@ def test_the_rest_of_a_request_that_has_its_answer_is_not_waited_for(
     asked = b"POST /v1/files HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n{"
     with connected(endpoint) as raw:
         raw.sendall(asked)
-        assert until(raw, b"}}").startswith(b"HTTP/1.1 400 ")
+        assert received_until(raw, b"}}").startswith(b"HTTP/1.1 400 ")
         raw.sendall(b"x")  # ends uvicorn's own wait for another request
         assert all_of(raw) == b""
 
@@ -194,13 +184,13 @@ def test_a_client_that_has_sent_the_rest_is_waited_for_like_any_other(
     asked = b"POST /v1/files HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\n{"
     with connected(endpoint) as raw:
         raw.sendall(asked)
-        assert until(raw, b"}}").startswith(b"HTTP/1.1 400 ")
+        assert received_until(raw, b"}}").startswith(b"HTTP/1.1 400 ")
         monkeypatch.setattr(connection, "_HEAD_SECONDS", 0.5)
         raw.sendall(b"xx")
         raw.sendall(GET)
-        until(raw, b"model_path")
+        received_until(raw, b"model_path")
         raw.sendall(asked)
-        until(raw, b"}}")
+        received_until(raw, b"}}")
         raw.sendall(b"xx")
         assert all_of(raw) == b""
 

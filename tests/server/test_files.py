@@ -19,7 +19,7 @@ from radixlm.runtime.server.file_store import MOST_COMING, FileStore, StoredFile
 from radixlm.runtime.server.settings import ServerSettings
 from radixlm.runtime.server.upload_form import UploadForm
 from radixlm.runtime.tokenizer import Tokenizer
-from testkit.http_server import running_server
+from testkit.http_server import received_until, running_server
 from testkit.scripted_face import ScriptedFace
 
 MINE = {"Authorization": "Bearer mine"}
@@ -228,17 +228,8 @@ def test_a_file_that_stops_coming_is_refused(
             b"Content-Type: multipart/form-data; boundary=x\r\nContent-Length: 9999\r\n\r\n"
             b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\nabc'
         )
-        assert b"each part of the body must come within 0.1 s" in _until(raw, b"}}")
+        assert b"each part of the body must come within 0.1 s" in received_until(raw, b"}}")
     assert not list((data_dir / "files" / "partial").iterdir())
-
-
-def _until(found: socket.socket, text: bytes) -> bytes:
-    got = b""
-    while text not in got:
-        more = found.recv(65536)
-        assert more, got
-        got += more
-    return got
 
 
 # -- forms -----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -51,6 +52,16 @@ def running_server(engine: EngineFace, settings: ServerSettings | None = None) -
     finally:
         endpoint.stop()
         listening.close()
+
+
+def received_until(found: socket.socket, text: bytes) -> bytes:
+    """What comes up to this text and some more."""
+    got = b""
+    while text not in got:
+        more = found.recv(65536)
+        assert more, got
+        got += more
+    return got
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
