@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from radixlm.runtime.errors import InvalidRequest
+from radixlm.runtime.errors import InvalidRequest, TooLarge
 from radixlm.runtime.sampling_params import SamplingParams
 from radixlm.runtime.server.completion_body import FIELDS, parse
 from radixlm.runtime.server.context import ServerContext
@@ -34,9 +35,9 @@ TAGS = {
 
 
 def context(**settings: Any) -> ServerContext:
-    """Of a server that runs nothing: bodies are read without it."""
-    nothing = cast(Service, None), ServerSettings(**settings), cast(ServerMetrics, None)
-    return ServerContext(*nothing, model="org/served")
+    """Of a server that runs nothing, and takes 500 tokens."""
+    service = cast(Service, SimpleNamespace(engine=SimpleNamespace(max_length=500)))
+    return ServerContext(service, ServerSettings(**settings), cast(ServerMetrics, None), model="org/served")
 
 
 def sampling(chat: bool = False, **body: Any) -> SamplingParams:
@@ -282,3 +283,9 @@ def test_any_value_inside_of_an_object_is_read_or_refused(outer: str) -> None:
             for body in (inside, {"json_schema": inside["json_schema"], "type": kind}, {kind: value}):
                 with suppress(InvalidRequest):
                     parse({"prompt": "a", "stream": True, outer: body}, context())
+
+
+def test_a_prompt_of_too_many_ids_is_refused_without_a_look_at_them() -> None:
+    assert parse({"prompt": [1] * 500}, context()).prompts == ((1,) * 500,)
+    with pytest.raises(TooLarge, match=r"prompt\[1\] has 501 tokens, but context and pool hold 500"):
+        parse({"prompt": [[1], [None] * 501]}, context())
