@@ -137,7 +137,7 @@ class Branch:
     @property
     def is_settled(self) -> bool:
         """Whether all that is queued is known to have ended, as that was awaited."""
-        return self.ledger.settled or self.session.is_over
+        return self.session.is_settled(self.ledger)
 
     def body_elsewhere(self) -> Future[None] | None:
         """The end of the body that has this branch in hand, if the caller is not a part of it."""

@@ -162,7 +162,7 @@ class Joined:
 
     def wait(self) -> list[int]:
         """The winners. Raises what prevented the join."""
-        is_known = self._is_known or self._ledger.settled or self._session.is_over
+        is_known = self._is_known or self._session.is_settled(self._ledger)
         return wait_for(self._action.done, "the join", is_known=is_known)
 
     @property

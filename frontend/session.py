@@ -159,6 +159,10 @@ class Session:
         """The body is over: done when nothing is under way any more and the backend knows."""
         return run_on_loop(self._finish())
 
+    def is_settled(self, ledger: Ledger) -> bool:
+        """Whether all that is queued on a branch of it is known to have ended."""
+        return ledger.settled or self.is_over
+
     async def _finish(self) -> None:
         while waited := list(self.active.copy()):  # a branch that is waited for may fork
             await asyncio.gather(*(result_of(branch.barrier()) for branch in waited))

@@ -139,18 +139,22 @@ def _meant(path: str) -> str:
     """The route that a client may have wanted: often its base URL has no /v1, or has it twice."""
     if len(path) > _LONG_PATH:
         return ""
-    paths = {route.path for part in _PARTS for route in part.router.routes if isinstance(route, Route)}
-    close = get_close_matches("/v1/" + path.rstrip("/").removeprefix("/v1").lstrip("/"), paths, 1)
-    close += get_close_matches(path, paths, 1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    paths = {route.path for route in _routes()}
+    for wanted in ("/v1/" + path.rstrip("/").removeprefix("/v1").lstrip("/"), path):
+        if close := get_close_matches(wanted, paths, 1):
+            return f"; did you mean {close[0]!r}?"
+    return ""
 
 
 def _methods(request: Request) -> list[str]:
-    routes = [route for part in _PARTS for route in part.router.routes if isinstance(route, Route)]
     found = {
         method
-        for route in routes
+        for route in _routes()
         if route.matches(request.scope)[0] is Match.PARTIAL
         for method in route.methods or ()
     }
     return sorted(found | ({"HEAD"} if "GET" in found else set()))
+
+
+def _routes() -> list[Route]:
+    return [route for part in _PARTS for route in part.router.routes if isinstance(route, Route)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+from collections.abc import AsyncIterator
 
 import msgspec
 from starlette.requests import Request
@@ -16,6 +17,7 @@ from ..text import quote
 from .failures import BodyTooLarge
 
 _SECONDS = 60
+_PART_SECONDS = 60.0
 _RULES = "in UTF-8, with finite numbers and no lone surrogates"
 
 
@@ -32,20 +34,38 @@ async def read_object(request: Request, most_bytes: int) -> dict[str, object]:
 
 async def read_bytes(request: Request, most_bytes: int) -> bytes:
     """Raises BodyTooLarge before more than that is kept, InvalidRequest if it is too long in coming."""
+    parts: list[bytes] = []
+    try:
+        async with asyncio.timeout(_SECONDS):
+            async for part in body_parts(request, most_bytes):
+                parts.append(part)
+    except TimeoutError:
+        size = sum(map(len, parts))
+        raise InvalidRequest(f"the body must come within {_SECONDS} s, got {size} bytes of it") from None
+    return b"".join(parts)
+
+
+async def body_parts(request: Request, most_bytes: int) -> AsyncIterator[bytes]:
+    """The body as it comes. Raises BodyTooLarge at once if it says that it has more bytes, or when more have
+    come, and InvalidRequest when nothing comes any more."""
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length[:20]) > most_bytes:
         raise BodyTooLarge(f"the body may have {most_bytes} bytes, got {length[:20]}")
-    parts, size = [], 0
-    try:
-        async with asyncio.timeout(_SECONDS):
-            async for part in request.stream():
-                size += len(part)
-                if size > most_bytes:
-                    raise BodyTooLarge(f"the body may have {most_bytes} bytes, got more")
-                parts.append(part)
-    except TimeoutError:
-        raise InvalidRequest(f"the body must come within {_SECONDS} s, got {size} bytes of it") from None
-    return b"".join(parts)
+    size, parts = 0, request.stream()
+    while True:
+        try:
+            async with asyncio.timeout(_PART_SECONDS):
+                part = await anext(parts, None)
+        except TimeoutError:
+            raise InvalidRequest(
+                f"each part of the body must come within {_PART_SECONDS:g} s, got {size} bytes of it"
+            ) from None
+        if part is None:
+            return
+        size += len(part)
+        if size > most_bytes:
+            raise BodyTooLarge(f"the body may have {most_bytes} bytes, got more")
+        yield part
 
 
 def parse_json(data: bytes, what: str = "the body") -> object:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import FileResponse, Response
 
 from ..errors import InvalidRequest
+from .body import body_parts
 from .context import context_of, tenant
 from .data_folder import require_data
-from .failures import BodyTooLarge
 from .file_store import INPUT, MOST_FILES, FileStore, StoredFile
 from .records import page_json
 from .replies import json_reply
@@ -22,7 +21,6 @@ router = APIRouter(tags=["files"])
 
 _FORM_BYTES = 64 << 10
 """What a form may have besides the file."""
-_PART_SECONDS = 60.0
 _FORM = {
     "requestBody": {
         "required": True,
@@ -47,7 +45,7 @@ async def upload(request: Request) -> Response:
     files = _files(request)
     with files.upload(tenant(request)) as coming:
         form = UploadForm(request.headers.get("content-type", ""), coming.write)
-        await form.read(_bounded(request, files.most_bytes + _FORM_BYTES))
+        await form.read(body_parts(request, files.most_bytes + _FORM_BYTES))
         if "purpose" not in form.fields:
             raise InvalidRequest(f"the form must have a field called 'purpose', which is {INPUT!r}")
         assert form.filename is not None, "a form that was read has a file"
@@ -102,26 +100,3 @@ async def delete(request: Request, file_id: str) -> Response:
 
 def _files(request: Request) -> FileStore:
     return require_data(context_of(request).data).files
-
-
-async def _bounded(request: Request, most_bytes: int) -> AsyncIterator[bytes]:
-    """The body. Raises BodyTooLarge at once if it says that it has more bytes, or when more have come, and
-    InvalidRequest when nothing comes any more."""
-    length = request.headers.get("content-length", "")
-    if length.isdigit() and int(length[:20]) > most_bytes:
-        raise BodyTooLarge(f"the body may have {most_bytes} bytes, got {length[:20]}")
-    size, parts = 0, request.stream()
-    while True:
-        try:
-            async with asyncio.timeout(_PART_SECONDS):
-                part = await anext(parts, None)
-        except TimeoutError:
-            raise InvalidRequest(
-                f"each part of the body must come within {_PART_SECONDS:g} s, got {size} bytes of it"
-            ) from None
-        if part is None:
-            return
-        size += len(part)
-        if size > most_bytes:
-            raise BodyTooLarge(f"the body may have {most_bytes} bytes, got more")
-        yield part

@@ -182,13 +182,12 @@ class Service:
                 await self._compile(runs)
                 await self._submit(runs, events)
             if limit is not None:
-                alarm = asyncio.get_running_loop().call_later(limit, events.put, None)
+                alarm = asyncio.get_running_loop().call_later(due - monotonic(), events.put, None)
             left = sum(len(run.open) for run in runs)
             while left:
                 found = await events.get()
-                if (
-                    found is None or monotonic() >= due
-                ):  # None comes behind all that a slow client left unread
+                # None wakes who waits, but comes behind all that a slow client left unread.
+                if found is None or monotonic() >= due:
                     raise TimeoutError
                 index, event = found
                 if event.refused:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from radixlm.runtime.errors import InvalidConfig, InvalidRequest
-from radixlm.runtime.server import files
+from radixlm.runtime.server import body
 from radixlm.runtime.server.data_folder import open_data
 from radixlm.runtime.server.failures import BodyTooLarge, Busy, NotFound
 from radixlm.runtime.server.file_store import MOST_COMING, FileStore, StoredFile
@@ -221,7 +221,7 @@ def test_nothing_is_left_of_a_file_whose_client_leaves(client: Client, data_dir:
 def test_a_file_that_stops_coming_is_refused(
     client: Client, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_PART_SECONDS", 0.1)
+    monkeypatch.setattr(body, "_PART_SECONDS", 0.1)
     with socket.create_connection((client.base_url.host, client.base_url.port or 0), timeout=30) as raw:
         raw.sendall(
             b"POST /v1/files HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer mine\r\n"
